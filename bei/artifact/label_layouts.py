@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+# As Laya counts them.
+KINDS_OF_QUESTIONS = ("choice", "score", "noul")
+
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens of a schema in front of a text (GLiNER2, arXiv:2507.18546). Each part of it is ``opening``, ``part_id``,
@@ -88,3 +91,32 @@ class Listwise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_document_tokens: int
     max_documents: int
     max_tokens: int
+
+
+class OptionMarkers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model reads a question, its options and a text (Laya): ``start_id``, the question, ``separator_id``, each
+    option behind ``marker_id``, ``separator_id``, the text, ``separator_id``. The type of every token is the place of
+    the question's kind in ``KINDS_OF_QUESTIONS``, and an option's score is that of its marker.
+
+    ``marker_token``: how the marker is spelled; texts that spell it have a blank there. ``max_option_tokens``: most of
+    one option; ``max_question_tokens``: of question, options and their markers. ``temperatures``: what scores are
+    divided by, by the kind of question, or by kind and number of options ("choice:3-5").
+    """
+
+    start_id: int
+    separator_id: int
+    marker_id: int
+    marker_token: str
+    max_option_tokens: int
+    max_question_tokens: int
+    temperatures: dict[str, float]
+
+    def without_marker(self, text: str) -> str:
+        """``text`` as it is read."""
+        return text.replace(self.marker_token, " ")
+
+    def temperature(self, kind: str, num_options: int) -> float:
+        """Of questions of ``kind``."""
+        sizes = ((2, "2"), (5, "3-5"), (10, "6-10"))
+        size = next((name for most, name in sizes if num_options <= most), "11+")
+        return self.temperatures.get(f"{kind}:{size}", self.temperatures[kind])

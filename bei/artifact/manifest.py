@@ -29,7 +29,7 @@ from bei.artifact.certificate.reliability import CalibratedTask
 from bei.artifact.held_files import FileInfo, Folder, HeldFiles
 from bei.artifact.image_processor import ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
-from bei.artifact.label_layouts import Extraction, Labelling, Listwise
+from bei.artifact.label_layouts import Extraction, Labelling, Listwise, OptionMarkers
 from bei.artifact.sides import Role, Routes, Side
 from bei.artifact.signature import ArtifactSignature
 from bei.core import Limits, ScoreFunction
@@ -363,6 +363,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     classify_template: ClassifyTemplate | msgspec.UnsetType = msgspec.UNSET
     decide_template: DecideTemplate | msgspec.UnsetType = msgspec.UNSET
     labelling: Labelling | msgspec.UnsetType = msgspec.UNSET
+    option_markers: OptionMarkers | msgspec.UnsetType = msgspec.UNSET
     temperatures: dict[CalibratedTask, float] | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 

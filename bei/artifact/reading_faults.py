@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bei.artifact.label_layouts import Schema
+from bei.artifact.label_layouts import KINDS_OF_QUESTIONS, Schema
 from bei.artifact.manifest import Manifest
 
 # 16 million tokens are a thousand times a batch.
@@ -23,7 +23,7 @@ def shown(value: object) -> str:
 
 def reading_faults(manifest: Manifest) -> Iterator[str]:
     """All of them."""
-    for part in (_templates, _decisions, _extraction, _listwise, _labelling):
+    for part in (_templates, _decisions, _extraction, _listwise, _labelling, _option_markers):
         yield from part(manifest)
 
 
@@ -45,7 +45,7 @@ def _decisions(manifest: Manifest) -> Iterator[str]:
     """Faults of what is read to decide."""
     asked = manifest.decide_template
     if isinstance(asked, msgspec.UnsetType):
-        if "decide" in manifest.tasks:
+        if "decide" in manifest.tasks and not manifest.option_markers:
             yield "the task decide has no decide_template"
         return
     if manifest.tasks != ["decide"]:
@@ -119,6 +119,28 @@ def _labelling(manifest: Manifest) -> Iterator[str]:
         if "" in (found.label_token, found.separator_token) or found.label_token == found.separator_token:
             yield "label_token and separator_token of labelling are no two tokens"
         yield from _schema("labelling", found.schema, manifest.spec.vocab_size)
+
+
+def _option_markers(manifest: Manifest) -> Iterator[str]:
+    """Faults of how questions and their options are read."""
+    found = manifest.option_markers
+    if (manifest.dimension("option_logits") is None) != isinstance(found, msgspec.UnsetType):
+        yield "option_markers and the output option_logits must both be there, or neither"
+    elif not isinstance(found, msgspec.UnsetType):
+        ids = {found.start_id, found.separator_id, found.marker_id}
+        if found.marker_id in (found.start_id, found.separator_id) or not all(
+            0 <= value < manifest.spec.vocab_size for value in ids
+        ):
+            yield "start_id, separator_id and marker_id of option_markers are no such tokens"
+        if not found.marker_token:
+            yield "option_markers has a marker without a character"
+        for name in ("max_option_tokens", "max_question_tokens"):
+            if not 1 <= (value := getattr(found, name)) <= MOST_TOKENS:
+                yield f"{name} of option_markers is {shown(value)}, and must be from 1 to {MOST_TOKENS}"
+        if missing := {*KINDS_OF_QUESTIONS} - found.temperatures.keys():
+            yield f"option_markers has no temperature of {', '.join(sorted(missing))}"
+        if not all(0 < value < float("inf") for value in found.temperatures.values()):
+            yield "option_markers has a temperature that is no number above 0"
 
 
 def repeated(what: str, names: Sequence[str]) -> Iterator[str]:

@@ -49,11 +49,11 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "rerank": ("logits", "token_projection"),
     "classify_tokens": ("token_logits",),
     "extract": ("span_logits",),
-    "decide": ("logits", "token_likelihood"),
+    "decide": ("logits", "token_likelihood", "option_logits"),
     "zero_shot": ("label_logits",),
 }
 _LABELLED = ("logits", "token_logits")
-_OF_LABELS = ("span_logits", "label_logits")  # rows of tokens
+_OF_LABELS = ("span_logits", "label_logits", "option_logits")  # rows of tokens
 
 # Limits for sizes of tables.
 MOST_SEQUENCES = 1 << 20

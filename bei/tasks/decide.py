@@ -18,6 +18,7 @@ from bei.tasks.decision_readings import (
     of_inference,
     of_labels,
     of_likelihoods,
+    of_markers_of_options,
     of_reranker,
     of_tasks,
     of_tokens,
@@ -91,6 +92,8 @@ def reading_of(service: ModelService) -> Reading:
         if manifest.classification is None:
             return of_likelihoods(template)
         return of_tokens(service.name, template, manifest.classification.labels)
+    if (markers := manifest.option_markers) is not msgspec.UNSET:
+        return of_markers_of_options(markers)
     if (layout := manifest.labelling) is not msgspec.UNSET:
         return of_tasks(layout, layout.schema) if layout.schema else of_labels(layout)
     if "rerank" in manifest.tasks and manifest.classification is not None:  # models of lists have cosines
@@ -98,8 +101,8 @@ def reading_of(service: ModelService) -> Reading:
     if "classify" not in manifest.tasks:
         raise TaskNotSupportedError(
             f"{service.name} cannot decide; it can do: {', '.join(manifest.tasks)}. Decisions need a model of natural "
-            "language inference, GLiClass, GLiNER2, a reranker that reads pairs, or a language model built with --task "
-            "decide.",
+            "language inference, GLiClass, GLiNER2, Laya, a reranker that reads pairs, or a language model built with "
+            "--task decide.",
             "model",
         )
     return of_inference(*nli_labels(service))

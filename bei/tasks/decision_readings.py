@@ -5,6 +5,7 @@
     GLiClass                     all of these statements as labels of the text, choices sorted
     GLiNER2                      the options as labels of a task that is called INSTRUCTIONS, choices sorted; no and yes
                                  too
+    Laya                         "KIND question: INSTRUCTIONS", and each option behind a marker, choices sorted
     language models              a template with text, question and options; the scores of the tokens that stand for the
                                  options, or the likelihood of each option's own text behind it
 
@@ -25,12 +26,12 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from bei.artifact.label_layouts import Labelling, Schema
+from bei.artifact.label_layouts import KINDS_OF_QUESTIONS, Labelling, OptionMarkers, Schema
 from bei.artifact.manifest import DecideTemplate
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
-from bei.service.call import InferenceResult, ModelRequest
+from bei.service.call import InferenceResult, ModelRequest, Reduce
 from bei.service.model_service import ModelService
 from bei.tasks.classify import logits_of
 from bei.tasks.questions import AskedOption, AskedQuestion
@@ -40,6 +41,7 @@ from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
 from bei.tasks.zero_shot import around_text, label_row, of_markers, of_schema, own_token, schema_prompt
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.option_prompt import OptionPrompt
 from bei.tokenizer.schema_prompt import SchemaPart
 from bei.tokenizer.templates import filled
 
@@ -47,7 +49,9 @@ from bei.tokenizer.templates import filled
 _WHOLE = EncodingOptions(truncate=False)
 _PROMPT = EncodingOptions(truncate=False, add_special_tokens=False)
 _CONTINUED = EncodingOptions(truncate=False, add_special_tokens=False, continues=True)
-_LIKELIHOOD = "token_likelihood"
+_LIKELIHOOD, _OPTIONS = "token_likelihood", "option_logits"
+# What Laya reads of no and of yes where a question says nothing of them.
+_NOUL = (("false", "no, the statement does not hold"), ("true", "yes, the statement holds"))
 
 # Of inputs that stand by text, and of each text by question.
 Ask: TypeAlias = Callable[[ModelService, Seq[Input], Seq[AskedQuestion], Ticket], Awaitable[InferenceResult]]
@@ -154,26 +158,78 @@ def of_tasks(layout: Labelling, schema: Schema) -> Reading:
         part = part_of(question)
         return [("".join([part.text, *part.labels]), text)]  # to be counted: ``ask`` reads the text
 
-    async def ask(
-        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
-    ) -> InferenceResult:
-        def asked(place: int) -> Awaitable[InferenceResult]:
-            texts = [one[1] for one in inputs[place :: len(questions)] if isinstance(one, tuple)]
-            labels = schema_prompt(layout, schema, part_of(questions[place]))
-            request = ModelRequest(texts, replace(_WHOLE, labels=labels))
-            return service.infer(request, ticket=ticket, outputs={LABEL_LOGITS}, reduce=of_schema)
-
-        return _by_text(await _all([asked(place) for place in range(len(questions))]))
+    def options_of(question: AskedQuestion) -> EncodingOptions:
+        return replace(_WHOLE, labels=schema_prompt(layout, schema, part_of(question)))
 
     def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         found = np.empty(len(question.options), np.float32)
         found[_order(question)] = rows[0][:, 0]
         return found
 
-    def check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
-        """Where the schema is tokenized."""
+    return Reading(labelled, _by_question(options_of, LABEL_LOGITS, of_schema), scores, LABEL_LOGITS, _no_check)
 
-    return Reading(labelled, ask, scores, LABEL_LOGITS, check)
+
+def of_markers_of_options(layout: OptionMarkers) -> Reading:
+    """Laya's. Each question is read by itself, as there."""
+
+    def prompt_of(question: AskedQuestion) -> OptionPrompt:
+        if not question.instructions.strip():  # its own code reads none without
+            raise InvalidRequestError(
+                f"The question {question.name[:40]!r} has no instructions, which the model reads: send some.",
+                "questions",
+            )
+        options = tuple(_marked(question, place) for place in _order(question))
+        kind, asked = KINDS_OF_QUESTIONS.index(question.kind), f"{question.kind} question: {question.instructions}"
+        return OptionPrompt(layout, question.name, kind, asked, options)
+
+    def marked(text: str, question: AskedQuestion) -> Seq[Input]:
+        prompt = prompt_of(question)
+        return [("".join([prompt.question, *prompt.options]), text)]  # to be counted: ``ask`` reads the text
+
+    def options_of(question: AskedQuestion) -> EncodingOptions:
+        return replace(_WHOLE, question=prompt_of(question))
+
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
+        count = len(question.options)
+        found = np.empty(count, np.float32)
+        found[_order(question)] = rows[0][:count, 0]
+        return found / np.float32(layout.temperature(question.kind, count))
+
+    def of_markers_alone(row: Row, encoding: Encoding) -> Row:
+        return {_OPTIONS: row[_OPTIONS][np.flatnonzero(encoding.input_ids == layout.marker_id)]}
+
+    return Reading(marked, _by_question(options_of, _OPTIONS, of_markers_alone), scores, _OPTIONS, _no_check)
+
+
+def _marked(question: AskedQuestion, place: int) -> str:
+    """An option as Laya's ``render_options`` writes it."""
+    option = question.options[place]
+    if question.kind == "choice":
+        return option.shown
+    if question.kind == "score":
+        return f"level {place}: {option.text}"
+    word, meaning = _NOUL[place]
+    return f"{word}: {option.text or meaning}"
+
+
+def _by_question(options_of: Callable[[AskedQuestion], EncodingOptions], output: str, reduce: Reduce) -> Ask:
+    """Asks each question by itself, of all texts, which are the second of their inputs' two."""
+
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
+        def asked(place: int) -> Awaitable[InferenceResult]:
+            texts = [one[1] for one in inputs[place :: len(questions)] if isinstance(one, tuple)]
+            request = ModelRequest(texts, options_of(questions[place]))
+            return service.infer(request, ticket=ticket, outputs={output}, reduce=reduce)
+
+        return _by_text(await _all([asked(place) for place in range(len(questions))]))
+
+    return ask
+
+
+def _no_check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
+    """Where the question is tokenized."""
 
 
 async def _all(calls: Seq[Awaitable[InferenceResult]]) -> list[InferenceResult]:

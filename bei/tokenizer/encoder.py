@@ -6,20 +6,20 @@ import copy
 import functools
 import json
 import sys
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 import numpy as np
 import tokenizers
 
 from bei.artifact.held_files import shown_path
-from bei.core import Encoding, Expansion, Float32Array, Int32Array, TokenSpans, expanded
+from bei.core import Encoding, Expansion, Float32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
+from bei.tokenizer.common_text import CommonText, Tokenize, TokenizedText
 from bei.tokenizer.file import read_tokenizer
 from bei.tokenizer.label_prompt import LabelPrompt, encode_words
 from bei.tokenizer.long_text import (
@@ -31,6 +31,7 @@ from bei.tokenizer.long_text import (
     common_start,
     tokens_in_pieces,
 )
+from bei.tokenizer.option_prompt import OptionPrompt, around_text
 from bei.tokenizer.special_tokens import Layout, TextFrame, check_without, framed_layout, kept_lengths, layout_of
 from bei.tokenizer.templates import AroundTemplate, PairTemplate, TextTemplate
 from bei.tokenizer.word_cache import WordCache, treats_words_alone
@@ -69,8 +70,9 @@ class EncodingOptions:
     encodings hold the offsets of their tokens. ``whole``: tokens beyond the model's limit are kept, for counting, not
     for an engine. ``expansion``: short inputs are filled up with this token. ``unpooled_prompt``: the prompt of every
     text, left out of the mean pooling. ``kept``: prefix and suffix of every text, which truncation preserves.
-    ``labels``: inputs are texts whose words are read behind labels; words that do not fit are left out. ``continues``:
-    of pairs, the second text continues the first, and its tokens alone are scored (``Encoding.num_unpooled``).
+    ``labels``: inputs are texts whose words are read behind labels; words that do not fit are left out. ``question``:
+    inputs are texts, read behind a question and its options. ``continues``: of pairs, the second text continues the
+    first, and its tokens alone are scored (``Encoding.num_unpooled``).
     """
 
     truncate: bool | None = None
@@ -85,13 +87,14 @@ class EncodingOptions:
     unpooled_prompt: str = ""
     kept: tuple[str, str] = ("", "")
     labels: LabelPrompt | None = None
+    question: OptionPrompt | None = None
     continues: bool = False
 
     @functools.cached_property
     def num_around(self) -> int:
-        """Characters that are read with each input: its template's and the labels'."""
-        if self.labels is not None:
-            return self.labels.num_chars
+        """Characters that are read with each input: its template's, the labels' or the question's."""
+        if prompt := self.labels or self.question:
+            return prompt.num_chars
         return 0 if self.template is None else self.template.num_chars
 
     @functools.cached_property
@@ -195,10 +198,15 @@ class TextEncoder:
         if self._cuts_left and options.direction is None:
             options = replace(options, direction="left")
         if options.labels is not None:
-            texts = [text if isinstance(text, str) else text[0] for text in inputs]
+            texts = _first_texts(inputs)
             layout, limit = self._layouts[1, not options.labels.layout.schema], self._limit(options)
             encodings = encode_words(self._tokenizer, texts, options.labels, layout, limit, check)
             for encoding in () if options.labels.may_be_cut else encodings:
+                self._check(encoding, truncate, options)
+            return encodings
+        if options.question is not None:
+            encodings = self._behind_question(_first_texts(inputs), options.question, options, check)
+            for encoding in encodings:
                 self._check(encoding, truncate, options)
             return encodings
         if options.template is not None:
@@ -256,6 +264,21 @@ class TextEncoder:
             found = self._tokenizer.token_to_id(model["unk_token"])
         return -1 if found is None else int(found)
 
+    def _behind_question(
+        self, texts: Seq[str], prompt: OptionPrompt, options: EncodingOptions, check: Check
+    ) -> list[Encoding]:
+        """The question and its options, and behind them each text."""
+        before, behind = around_text(self._tokenizer, prompt, self._limit(options))
+        room = self._limit(options) - len(before) - len(behind)
+        found = self._tokenize_texts(
+            [prompt.layout.without_marker(text) for text in texts], options, check, enough=room
+        )
+        parts = [np.concatenate([before, text.ids[:room], behind]) for text in found]
+        return [
+            Encoding(ids, np.full(len(ids), prompt.kind, np.int32), not text.is_whole or len(text.ids) > room)
+            for ids, text in zip(parts, found, strict=True)
+        ]
+
     def _encode_by_word(self, text: str, words: WordCache, options: EncodingOptions) -> Encoding | None:
         """The encoding from cached words, equal to the library's; None if the beginning of a long text does not fill
         the model, or if no room is left."""
@@ -286,11 +309,11 @@ class TextEncoder:
 
     def _tokenize_texts(
         self, texts: Seq[str], options: EncodingOptions, check: Check, *, enough: int | None = None
-    ) -> list[_TokenizedText]:
+    ) -> list[TokenizedText]:
         """Tokenize each text until it has more than ``enough`` tokens; None: more than the model takes."""
         enough = self._limit(options) if enough is None else enough
         return [
-            _TokenizedText(text, *found)
+            TokenizedText(text, *found)
             for text, found in zip(texts, self._tokens(texts, options, check, enough), strict=True)
         ]
 
@@ -343,7 +366,7 @@ class TextEncoder:
         (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return encoded
 
-    def _joined(self, parts: Seq[_TokenizedText], options: EncodingOptions, tokenize: _Tokenize) -> Encoding:
+    def _joined(self, parts: Seq[TokenizedText], options: EncodingOptions, tokenize: Tokenize) -> Encoding:
         """The encoding of one or two texts, truncated to the model's limit."""
         assert len(parts) == 1 or not options.framed  # a frame holds one text
         layout = self._framed if options.framed else self._layouts[len(parts), options.add_special_tokens]
@@ -376,7 +399,7 @@ class TextEncoder:
             return Encoding(ids, None, truncated, spans, num_unpooled=kept[0])
         return Encoding(ids, types, truncated, spans)
 
-    def _compared(self, parts: Seq[_TokenizedText], enough: int, tokenize: _Tokenize) -> list[int]:
+    def _compared(self, parts: Seq[TokenizedText], enough: int, tokenize: Tokenize) -> list[int]:
         """Lengths of two texts, of which more than ``enough`` tokens were read, or enough to decide which is longer."""
         (first, second), common = (part.text for part in parts), 0
         while first != second and not (
@@ -390,7 +413,7 @@ class TextEncoder:
         return [common + len(part.ids) for part in parts]
 
     def _between(
-        self, part: _TokenizedText, room: int, layout: Layout, options: EncodingOptions, tokenize: _Tokenize
+        self, part: TokenizedText, room: int, layout: Layout, options: EncodingOptions, tokenize: Tokenize
     ) -> Encoding:
         """The encoding of a text that is truncated between its ``kept`` prefix and suffix."""
         before, behind = (around.ids for around in tokenize([*options.kept], enough=room))
@@ -409,7 +432,7 @@ class TextEncoder:
         ids = np.concatenate([before, text.ids[cut], behind])
         return Encoding(*layout.around([ids]), truncated=True)
 
-    def _spans(self, part: _TokenizedText, cut: slice, options: EncodingOptions) -> TokenSpans:
+    def _spans(self, part: TokenizedText, cut: slice, options: EncodingOptions) -> TokenSpans:
         """Offsets of the tokens of ``part`` that are kept.
 
         If the tokenizer does not mark continuations of words, words are separated by blanks, and an unknown token
@@ -441,50 +464,8 @@ class TextEncoder:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
 
 
-class _TokenizedText(NamedTuple):
-    """A text and its tokens: all of them, or the first (or last) ones."""
-
-    text: str
-    tokens: Tokens
-    is_whole: bool
-
-    @property
-    def ids(self) -> Int32Array:
-        return self.tokens.ids
-
-
-class _Tokenize(Protocol):
-    """Tokenizes texts: ``TextEncoder._tokenize_texts`` with one request's options."""
-
-    def __call__(self, texts: Seq[str], *, enough: int | None = None) -> list[_TokenizedText]: ...
-
-
-class CommonText:
-    """Tokens of the query with which all pairs of a request begin: computed once, for all of its chunks."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # the second of two chunks waits for the first one's result
-        self._text: str | None = None
-        self._by_enough: dict[int | None, _TokenizedText] = {}  # by the number of tokens
-
-    def matches(self, groups: Seq[tuple[str, ...]]) -> bool:
-        """True if ``groups`` are pairs that begin with the query of the chunks before."""
-        text = groups[0][0]
-        if any(len(group) != 2 or group[0] != text for group in groups):
-            return False
-        with self._lock:
-            self._text = text if self._text is None else self._text
-            return self._text == text
-
-    def tokenize(self, tokenize: _Tokenize, texts: Seq[str], *, enough: int | None = None) -> list[_TokenizedText]:
-        """The result of ``tokenize``, with the query's tokens from the cache."""
-        with self._lock:
-            if self._text in texts and enough not in self._by_enough:
-                assert self._text is not None
-                (self._by_enough[enough],) = tokenize([self._text], enough=enough)
-            common = self._by_enough.get(enough)
-        others = iter(tokenize([text for text in texts if text != self._text], enough=enough))
-        return [common if common is not None and text == self._text else next(others) for text in texts]
+def _first_texts(inputs: Seq[Input]) -> list[str]:
+    return [text if isinstance(text, str) else text[0] for text in inputs]
 
 
 def _are_texts(inputs: Seq[Input]) -> TypeGuard[Seq[str]]:

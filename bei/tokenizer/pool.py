@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError
 from bei.image.source import ImageInput, ImagesInText
-from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, Input
+from bei.tokenizer.common_text import CommonText
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
 
 log = logging.getLogger(__name__)
 
@@ -197,9 +198,10 @@ def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
 
 
 def chars_around(options: EncodingOptions) -> int:
-    """Characters that are read with every input: what stands around it, or a request's labels."""
-    prompt = options.labels
-    return sum(map(len, options.kept)) + (prompt.num_chars if prompt and prompt.vectors is None else 0)
+    """Characters that are read with every input: what stands around it, a request's labels, or a question."""
+    labels, question = options.labels, options.question
+    of_labels = labels.num_chars if labels and labels.vectors is None else 0
+    return sum(map(len, options.kept)) + of_labels + (question.num_chars if question else 0)
 
 
 def _num_chars(value: AnyInput) -> int:

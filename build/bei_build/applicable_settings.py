@@ -3,6 +3,8 @@ set."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from bei.errors import ConfigError
@@ -14,6 +16,8 @@ from bei_build.spec.precision import PRECISIONS
 
 # Tasks that can have a prompt.
 _PROMPTED = frozenset(("embedding", "sparse", "token_weights", "token_embedding"))
+# What a request brings beside its texts, by the output that scores it.
+_OF_REQUESTS: Mapping[str, str] = {"label_logits": "labels", "option_logits": "options"}
 
 
 def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
@@ -40,14 +44,17 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
             raise ConfigError(
                 f"{spec.architecture} finds spans, and no calibration texts have labels: use --precision bf16 or fp32."
             )
-    if "label_logits" in outputs:
+    if spec.entry_types and "option_logits" not in outputs:
+        raise ConfigError(f"{spec.architecture} decides, and does nothing else: leave task and pooling out.")
+    if what_of := next((found for output, found in _OF_REQUESTS.items() if output in outputs), None):
         if config.target != "cpu":
             raise ConfigError(
-                f"{spec.architecture} scores labels of requests, as engines for cpu do: use --target cpu."
+                f"{spec.architecture} scores {what_of} of requests, as engines for cpu do: use --target cpu."
             )
         if PRECISIONS.get(config.precision, PRECISIONS["fp32"]).quantized is not None:
             raise ConfigError(
-                f"{spec.architecture} scores labels, and no calibration texts have any: use --precision bf16 or fp32."
+                f"{spec.architecture} scores {what_of}, and no calibration texts have any: use --precision bf16 or "
+                "fp32."
             )
     if "token_likelihood" in outputs:
         _check_likelihoods(config, spec)

@@ -332,7 +332,8 @@ class BuildConfig:
         if missing := [slot for slot in slots if slot not in self.decide_body]:
             raise ConfigError(
                 f"--task decide needs a decide_body, what the model reads before it answers, and {missing[0]} in it: "
-                "without it, the model would not know what is asked."
+                "without it, a language model would not know what is asked. Leave --task out for Laya, which reads a "
+                "form of its own."
             )
         if len(self.score_tokens) == 1:
             raise ConfigError("A single one of score_tokens leaves nothing to decide: name one for each option.")

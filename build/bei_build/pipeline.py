@@ -373,6 +373,7 @@ def _manifest(
         extraction=checkpoint.extraction or msgspec.UNSET,
         listwise=checkpoint.listwise or msgspec.UNSET,
         labelling=checkpoint.labelling or msgspec.UNSET,
+        option_markers=checkpoint.option_markers or msgspec.UNSET,
         classify_template=_classify_template(config),
         decide_template=_decide_template(config, checkpoint.tokenizer),
     )

@@ -10,7 +10,10 @@ from bei.core import Float32Array
 from bei.errors import EngineError
 
 # Outputs whose columns have separate meanings; other outputs are vectors, compared by direction.
-BY_COLUMN = ("logits", "token_logits", "token_weights", "span_logits", "token_likelihood", "label_logits")
+BY_COLUMN = (
+    *("logits", "token_logits", "token_weights"),
+    *("span_logits", "token_likelihood", "label_logits", "option_logits"),
+)
 
 _MIN_COSINE = 0.99
 _MAX_DIFFERENCE = 0.1  # of a column, beside 1/20 of the largest: BF16 kernels of two machines differ

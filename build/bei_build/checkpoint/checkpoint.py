@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact.label_layouts import Extraction, Labelling, Listwise
+from bei.artifact.label_layouts import Extraction, Labelling, Listwise, OptionMarkers
 from bei.artifact.manifest import Tokenization
 from bei.artifact.sides import Role
 from bei.core import Float32Array
@@ -58,6 +58,7 @@ class Checkpoint:
     extraction: Extraction | None = None
     listwise: Listwise | None = None
     labelling: Labelling | None = None
+    option_markers: OptionMarkers | None = None
 
     def merged(self, number: int) -> Checkpoint:
         """The same model with adapter ``number`` of ``adapters`` in its weights, and none beside them."""

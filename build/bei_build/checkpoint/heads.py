@@ -46,6 +46,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "span_logits": ("extract",),
     "token_likelihood": ("decide",),
     "label_logits": ("zero_shot",),
+    "option_logits": ("decide",),
 }
 
 # Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no

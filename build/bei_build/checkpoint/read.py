@@ -28,6 +28,7 @@ from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
 from bei_build.checkpoint.gliner_folder import with_encoder
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, reading_config, side_modules
+from bei_build.checkpoint.laya import option_markers_of, with_laya
 from bei_build.checkpoint.layer_pooling import with_layer_shares
 from bei_build.checkpoint.listwise import listwise_of
 from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
@@ -99,7 +100,7 @@ def read_checkpoint(
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
-    location, merged = with_base(with_encoder(laid_out(location)))
+    location, merged = with_base(with_laya(with_encoder(laid_out(location))))
     check_entries(location.folder)
     files = read_sentence_transformers(location.folder, route)
     for module in files.folders:
@@ -195,6 +196,7 @@ def read_checkpoint(
         extraction=(gliner2.extraction_of if has_schema else extraction_of)(spec, config, tokenizer),
         listwise=listwise_of(spec, tokenizer, longest, said),
         labelling=(gliner2.labelling_of if has_schema else labelling_of)(spec, config, tokenizer),
+        option_markers=option_markers_of(spec, tokenizer, folder),
     )
 
 

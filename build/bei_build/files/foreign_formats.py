@@ -16,11 +16,6 @@ _KINDS = (
         "a GLiREL: bei does not score relations between entities that a request names. GLiNER2 finds entities and "
         "relations in one pass",
     ),
-    (
-        "rl_agent_config.json",
-        "a Laya: bei does not build its layers behind the encoder's last norm. Language models (--task decide), "
-        "GLiClass, GLiNER2 and models of natural language inference decide too",
-    ),
     ("openvino_model.xml", f"an OpenVINO export. {_FROM_THE_ORIGINAL}"),
     ("tf_model.h5", "weights of TensorFlow. Save them with transformers' from_pretrained(..., from_tf=True) first"),
     ("flax_model.msgpack", "weights of Flax. Save them with transformers' from_pretrained(..., from_flax=True) first"),

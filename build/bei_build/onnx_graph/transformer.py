@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_ROUNDINGS
 from bei.engine.packed_attention import encoded
-from bei.engine.packing import pixel_levels, position_ids_but
+from bei.engine.packing import position_ids_but
 from bei.engine.rounded_rows import encoded_roundings
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.adapters import AdapterEmitter
@@ -23,6 +23,7 @@ from bei_build.onnx_graph.convolution import ConvolutionEmitter
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
 from bei_build.onnx_graph.images_in_text import emit_with_images
+from bei_build.onnx_graph.patches import emit_patches
 from bei_build.onnx_graph.positions import Rotations, rows_for_halves
 from bei_build.onnx_graph.writer import Dim, GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
@@ -32,6 +33,7 @@ from bei_build.spec.parts import (
     ConvolutionSpec,
     DecoderSpec,
     EmbeddingsSpec,
+    EntrySpec,
     LayerInputSpec,
     LayerInputsSpec,
     LayerPart,
@@ -39,7 +41,6 @@ from bei_build.spec.parts import (
     MaskDropoutSpec,
     MLPSpec,
     NormSpec,
-    PatchesSpec,
 )
 from bei_build.spec.position_tables import position_rows, relative_bias_table
 
@@ -216,7 +217,7 @@ class _TransformerEmitter:
     def _embeddings(self, input_ids: str, spec: EmbeddingsSpec, name: str) -> str:
         graph = self._graph
         if spec.patches:
-            total = self._patches(spec.patches, name)
+            total = emit_patches(graph, self._read, spec.patches, name)
         else:
             if self._words is None:
                 self._words = self._table("embeddings.word")  # also the decoder's
@@ -235,41 +236,13 @@ class _TransformerEmitter:
             total = self._norm(total, spec.norm, f"{name}.norm")
         return self._linear(total, f"{name}.projection") if spec.width else total
 
-    def _patches(self, spec: PatchesSpec, name: str) -> str:
-        """Rows of an image's tokens, [T, width]. Pixels are normalized in FP32, then cast to the graph's type."""
-        graph = self._graph
-        levels = graph.input(pixel_levels(spec.width), DType.FP32, ["T", spec.width])
-        scales, shifts = (np.tile(np.array(of, np.float32), spec.size**2) for of in (spec.scales, spec.shifts))
-        scaled = graph.op("Mul", [levels, graph.fp32(f"{name}.scales", scales)], f"{name}.scaled")
-        pixels = graph.op("Add", [scaled, graph.fp32(f"{name}.shifts", shifts)], f"{name}.normalized")
-        matrix = self._read(f"{name}.patch.weight")
-        if spec.flat != "pixels":  # [width, channel, row, column]
-            by_channel = matrix.reshape(-1, 3, spec.size, spec.size)
-            matrix = by_channel.transpose(0, 2, 3, 1).reshape(len(matrix), -1)
-        bias = self._read(f"{name}.patch.bias") if spec.bias else None
-        product = graph.linear(f"{name}.patch", graph.cast(pixels, graph.types.compute, f"{name}.pixels"), matrix, bias)
-        return self._behind_leading(product, spec, name) if spec.num_leading else product
-
-    def _behind_leading(self, patches: str, spec: PatchesSpec, name: str) -> str:
-        """Rows ``patches`` [T, width], with learned ones where tokens lead an image."""
-        graph, count, parts = self._graph, spec.num_leading, []
-        if spec.class_token:
-            parts.append(self._read(f"{name}.patch.class_row")[None])
-        if spec.registers:
-            parts.append(self._read(f"{name}.patch.registers"))
-        is_leading = graph.op("Less", [self._position_ids(), graph.constant(count, np.int32)], f"{name}.is_leading")
-        column = graph.op("Unsqueeze", [is_leading, graph.constant([1])], f"{name}.column")
-        rows = graph.vector(f"{name}.patch.leading", np.concatenate(parts))
-        if count > 1:
-            places = graph.op("Min", [self._position_ids(), graph.constant(count - 1, np.int32)], f"{name}.places")
-            rows = graph.op("Gather", [rows, places], f"{name}.leading", axis=0)
-        return graph.op("Where", [column, rows, patches], f"{name}.rows")
-
     def _layer(
         self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None, own_input: str | None = None
     ) -> str:
         """Attention or a convolution, in a decoder also attention to ``encoded``, MLP, and ``own_input``, each
         ``h + f(h)`` with the norms where the spec places them."""
+        if spec.entry:
+            hidden = self._entered(hidden, spec.entry, f"{name}.entry")
         entering, shared = hidden, ""
         for index, part in enumerate(spec.parts):
             norm = f"{name}.{part}_norm"
@@ -293,6 +266,11 @@ class _TransformerEmitter:
             scale = self._graph.vector(f"{name}.scale.weight", self._read(f"{name}.scale.weight"))
             hidden = self._graph.op("Mul", [hidden, scale], f"{name}.scaled")
         return hidden
+
+    def _entered(self, hidden: str, spec: EntrySpec, name: str) -> str:
+        types = self._graph.input("token_type_ids", DType.INT32, ["T"])
+        rows = self._graph.lookup(self._table(f"{name}.types"), types, f"{name}.rows")
+        return self._graph.op("Add", [self._norm(hidden, spec.norm, f"{name}.norm"), rows], name)
 
     def _convolved(self, hidden: str, embedded: str, spec: ConvolutionSpec) -> str:
         graph, name = self._graph, "convolution"

@@ -127,6 +127,11 @@ def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expan
         encodings[::2] = [
             encoding._replace(num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
         ]
+    if count := spec.entry_types:
+        encodings = [
+            encoding._replace(token_type_ids=np.full(encoding.num_tokens, index % count, np.int32))
+            for index, encoding in enumerate(encodings)
+        ]
     ((_, canary),) = _encoded(encode, [(CANARY_TEXT,)])
     return HeldOut(texts, encodings, CANARY_TEXT, spec.filled(canary))
 

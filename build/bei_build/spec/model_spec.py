@@ -54,10 +54,11 @@ from bei_build.spec.weight_shapes import (
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last eight) a row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last nine) a row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
 # "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
 # token's probability behind those in front of it. "label_logits": the score of each token as a label's.
+# "option_logits": that of each token as an option's marker.
 # "image_features": of an image tower, the rows that a decoder reads in the place of word rows.
 Output = Literal[
     "embedding",
@@ -70,6 +71,7 @@ Output = Literal[
     "span_logits",
     "token_likelihood",
     "label_logits",
+    "option_logits",
     "image_features",
 ]
 
@@ -164,6 +166,11 @@ class ModelSpec:
         layers = (*self.layers, *(self.decoder.layers if self.decoder else ()))
         pairs = ((layer.attention, layer.cross_attention) for layer in layers)
         return tuple(attention for pair in pairs for attention in pair if attention is not None)
+
+    @property
+    def entry_types(self) -> int:
+        """Token types that layers read as they begin; 0: none do."""
+        return max((layer.entry.num_types for layer in self.layers if layer.entry), default=0)
 
     @property
     def dimensions(self) -> dict[Output, int]:

@@ -309,6 +309,15 @@ class LayerInputSpec:
 
 
 @dataclass(frozen=True)
+class EntrySpec:
+    """What becomes of the states before a layer reads them: they are normalized, as behind the last layer of a model,
+    and a row of a table of ``num_types`` token types is added to each."""
+
+    norm: NormSpec
+    num_types: int
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """Attention, or a ``convolution`` in its place, then MLP, each with a residual sum.
 
@@ -320,7 +329,7 @@ class LayerSpec:
     ``residual_scale`` multiplies the outputs of attention and MLP before the sum (Granite). ``cross_attention``: after
     the self-attention, with a sum and norm of its own, tokens attend to the encoder's last states of their sequence (a
     decoder's layer). ``layer_input``: after the MLP, with a sum and only the norm behind it. ``scaled``: the layer's
-    last states are multiplied by a stored number.
+    last states are multiplied by a stored number. ``entry``: what is done first.
     """
 
     attention: AttentionSpec | None
@@ -335,6 +344,7 @@ class LayerSpec:
     convolution: ShortConvolutionSpec | None = None
     layer_input: LayerInputSpec | None = None
     scaled: bool = False
+    entry: EntrySpec | None = None
 
     @property
     def parts(self) -> tuple[LayerPart, ...]:

@@ -178,6 +178,9 @@ def layer_inputs_weights(inputs: LayerInputsSpec, num_layers: int, hidden: int) 
 
 def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Weights of one layer, with names that start with ``prefix``."""
+    if layer.entry:
+        yield from norm_weights(f"{prefix}.entry.norm", layer.entry.norm, hidden)
+        yield f"{prefix}.entry.types.weight", (layer.entry.num_types, hidden)
     if layer.attention:
         yield from _attention_weights(f"{prefix}.attention", layer.attention, hidden)
     if layer.convolution:

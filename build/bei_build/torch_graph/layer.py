@@ -12,6 +12,7 @@ from bei_build.spec.parts import AttentionSpec, LayerPart, LayerSpec
 from bei_build.torch_graph.attention import Attention, PositionModules
 from bei_build.torch_graph.attention_kernels import KernelChoice
 from bei_build.torch_graph.convolution import ShortConvolution
+from bei_build.torch_graph.entry import Entry
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import LinearInput, Rounding
 from bei_build.torch_graph.layer_inputs import LayerInput, Scale
@@ -38,6 +39,7 @@ class Layer(nn.Module):
         self.spec = spec
         self._parts = spec.parts
         width = model.hidden_size
+        self.entry = Entry(spec.entry, width, options) if spec.entry else None
         if spec.convolution:
             self.convolution = ShortConvolution(spec.convolution, width, options, partial_keys=model.partial_keys)
         for name, attention in (("attention", spec.attention), ("cross_attention", spec.cross_attention)):
@@ -79,6 +81,8 @@ class Layer(nn.Module):
         ``following``: rounding of the states by the next layer.
         """
         spec = self.spec
+        if self.entry:
+            states = self.entry(states, step)
         entering = states
         shared: LinearInput | None = None
         for index, part in enumerate(self._parts):

@@ -118,10 +118,17 @@ class StoredNames:
             names = (alternatives,) if isinstance(alternatives, str) else alternatives
             return [alternative.replace("{i}", index[1] if index else "") for alternative in names]
 
-        if _template(name) not in table:
-            return [f"{stored}.{k}" for stored in spelled(table[_template(module)]) for k in (kind, _OLD_KINDS[kind])]
+        key = self._key(name)
+        if key in (module, _template(module)):
+            return [f"{stored}.{k}" for stored in spelled(table[key]) for k in (kind, _OLD_KINDS[kind])]
         embeddings = {f"{stored}.weight" for stored in spelled(table.get("embeddings.word", ()))}
-        return [stored for stored in spelled(table[_template(name)]) if self._tied or stored not in embeddings]
+        return [stored for stored in spelled(table[key]) if self._tied or stored not in embeddings]
+
+    def _key(self, name: str) -> str:
+        """What ``name`` is called in the family's table: a layer's own names go before those of all layers."""
+        module = name.rsplit(".", 1)[0]
+        keys = (name, module, _template(name), _template(module))
+        return next((key for key in keys if key in self._family.weights), keys[-1])
 
 
 def layer_of(name: str) -> str:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from bei.errors import InvalidRequestError
 from bei.tokenizer import encoder as tokenization
 from bei.tokenizer import long_text
+from bei.tokenizer.common_text import CommonText
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.long_text import UncuttableTextError, tokens_in_pieces
 from bei.tokenizer.pieces import PieceEncoder
@@ -240,7 +241,7 @@ def _fail(_: int, error: Exception) -> None:
 def test_pairs_without_a_common_text_and_texts_keep_their_own(tmp_path: Path) -> None:
     tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
     encoder = TextEncoder(tmp_path / "tokenizer.json", 32)
-    common = tokenization.CommonText()
+    common = CommonText()
     first: list[Input] = [("cat", "the"), ("cat", "a")]
     others: list[list[Input]] = [
         [("hello", "the")],

@@ -118,7 +118,9 @@ def test_scores_whose_meaning_nobody_said_have_cosines_only() -> None:
     assert (row.label_agreement, row.kl_divergence, row.kendall_tau, row.spearman) == (None, None, None, None)
 
 
-@pytest.mark.parametrize("output", ["logits", "token_logits", "token_likelihood", "label_logits", "token_weights"])
+@pytest.mark.parametrize(
+    "output", ["logits", "token_logits", "token_likelihood", "label_logits", "option_logits", "token_weights"]
+)
 def test_scores_that_are_all_off_by_a_factor_or_a_term_fail_though_their_order_is_right(output: str) -> None:
     shape = (4, -1) if output != "logits" else (-1,)
     expected = [(3 * rows).reshape(shape) for rows in random_rows(8)]

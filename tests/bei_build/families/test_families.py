@@ -18,6 +18,7 @@ REMOTE_CODE = (
     "ColQwen2",
     "ColQwen2_5",
     "Contriever",
+    "DecisionModel",
     "GLiClassModel",
     "GLiNER2",
     "GmeQwen2VL",

@@ -23,6 +23,7 @@ from bei_build.spec.parts import (
     ActivationSpec,
     DenseSpec,
     EmbeddingsSpec,
+    EntrySpec,
     ExpertsSpec,
     LatentAttentionSpec,
     NormalizeSpec,
@@ -95,6 +96,12 @@ def graph_of(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return write_graph(spec, random_weights(spec), folder, GraphTypes(dtype, dtype), core, MAX_SEQ_LEN)
+
+
+def with_entry(spec: ModelSpec) -> ModelSpec:
+    """A norm and rows by token types in front of the second of two layers, as of Laya's head."""
+    first, second = spec.layers
+    return replace(spec, layers=(first, replace(second, entry=EntrySpec(NormSpec(1e-5), 2))))
 
 
 def with_window(spec: ModelSpec) -> ModelSpec:

@@ -27,6 +27,7 @@ from tests.bei_build.targets.tiny import (
     random_weights,
     static_spec,
     tiny_spec,
+    with_entry,
     with_experts,
     with_heads_on_tokens,
     with_tail,
@@ -45,6 +46,7 @@ SPECS: dict[str, ModelSpec] = {
         f"partial keys: {name}": replace(tiny_spec(**attention), partial_keys=True)
         for name, attention in PARTIAL_KEYS.items()
     },
+    "a norm and rows by token types between layers": with_entry(tiny_spec()),
     "soft cap and grouped queries": tiny_spec(softcap=3.0, num_kv_heads=1),
     "no bias of keys": tiny_spec(key_bias=False),
     "windows in turns": with_window(tiny_spec()),
