@@ -133,6 +133,22 @@ def test_the_header_of_an_image_that_is_there_many_times_is_read_once(monkeypatc
     assert len(read) == 2
 
 
+def test_of_very_many_images_the_headers_of_some_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 8 MB held the event loop for half a second."""
+    side, read = page_side(), []
+
+    def num_states(_: ImageEncoder, image: ImageInput) -> int:
+        read.append(image)
+        return 2048 if image.content == b"large" else 1024
+
+    monkeypatch.setattr(ImageEncoder, "num_states", num_states)
+    images = [ImageInput(b"large" if place % 4 else b"small", "input") for place in range(20_000)]
+    exact = sum(side.demand([image]).num_tokens for image in images[:4]) * 5_000
+    read.clear()
+    assert side.demand(images).num_tokens == pytest.approx(exact, rel=0.1)
+    assert len(read) == 1_000
+
+
 def tile_side(most_bytes: int) -> ImageSide:
     """Of images of two by two patches, 2,352 bytes, ``most_bytes`` of which may wait."""
     processor = ImageProcessor(
