@@ -50,7 +50,8 @@ def read_inputs(manifest: Manifest, prompt: str, inputs: Seq[Given]) -> Seq[Mode
     the place that the prompt has for a text. Of inputs that ``mixed_error`` refuses the first image is left."""
     if not any(isinstance(one, MixedInput) for one in inputs):
         return inputs  # type: ignore[return-value]  # it has none
-    return [one if not isinstance(one, MixedInput) else _read(one, prompt, manifest) for one in inputs]
+    ends = split_prompt(prompt)
+    return [one if not isinstance(one, MixedInput) else _read(one, ends, manifest) for one in inputs]
 
 
 def _around(manifest: Manifest) -> tuple[str, str] | None:
@@ -66,11 +67,11 @@ def _most_images(manifest: Manifest) -> int:
     return (tower.sequence.most_images or 1) if tower is not None and tower.sequence else 1
 
 
-def _read(value: MixedInput, prompt: str, manifest: Manifest) -> ImageInput | ImagesInText:
+def _read(value: MixedInput, ends: tuple[str, str], manifest: Manifest) -> ImageInput | ImagesInText:
     images, around = value.images, _around(manifest)
     if around is None or len(images) > _most_images(manifest):
         return images[0]
-    first, last = split_prompt(prompt)
+    first, last = ends
     texts = texts_between([first, *value.parts, last], around)
     return ImagesInText((*((piece,) for piece in texts),), (*images,), is_input=True)
 

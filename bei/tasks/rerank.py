@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
@@ -21,10 +22,12 @@ from bei.tasks.classify import Scores, label_scores, logits_of, scores_of
 from bei.tasks.compare import ComparedPair
 from bei.tasks.mixed import texts_between, too_many_images
 from bei.tasks.rerank_lists import score_lists
-from bei.tasks.support import require
+from bei.tasks.support import off_loop_if_large, require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 from bei.tokenizer.prompts import num_chars, prompt_of
 from bei.tokenizer.templates import PairTemplate
+
+_PER_IMAGE = 2_000  # as many numbers take as long as to lay out a pair with an image
 
 
 class RerankTask(ModelRequest, frozen=True, kw_only=True):
@@ -57,7 +60,7 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
     reads lists scores all documents of a query together, by cosines, which ``raw`` leaves as they are.
     """
     require(service, "rerank" if task.label is None else "classify")
-    read = read_pairs(service, cast("Seq[ComparedPair]", task.inputs), task.instruction)
+    read = await pairs_to_read(service, cast("Seq[ComparedPair]", task.inputs), task.instruction)
     if (layout := service.manifest.listwise) is not msgspec.UNSET:
         pairs = cast("Seq[tuple[str, str]]", read)
         found = await score_lists(service, layout, pairs, task.options, task.instruction, ticket=ticket)
@@ -69,6 +72,14 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
     function = "none" if task.raw else classification.relevance if len(labels) == 1 else classification.function
     values = await scores_of(answer, lambda rows: label_scores(service, rows, function)[:, column : column + 1], 1)
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])
+
+
+async def pairs_to_read(
+    service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None
+) -> list[ModelInput]:
+    """``read_pairs``, in a thread where many have images."""
+    num_images = sum(not (isinstance(one, str) and isinstance(other, str)) for one, other in pairs)
+    return await off_loop_if_large(partial(read_pairs, service, pairs, instruction), num_images * _PER_IMAGE)
 
 
 def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None) -> list[ModelInput]:

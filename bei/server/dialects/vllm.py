@@ -59,7 +59,7 @@ from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
 from bei.tasks.compare import Compared, ComparedPair, CompareTask, check_alone, checked_weights, compare, read_apart
-from bei.tasks.rerank import num_around, read_pairs
+from bei.tasks.rerank import num_around, pairs_to_read
 from bei.version import __version__
 
 _SCORE_BYTES = 50
@@ -198,7 +198,7 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     context.check_answer(len(pairs) * _SCORE_BYTES)
     raw = body.use_activation is False
     if body.label is not None or (body.score_mode is None and "rerank" in service.manifest.tasks):
-        read = read_pairs(service, pairs, body.instruction)
+        read = await pairs_to_read(service, pairs, body.instruction)
         ticket = context.admit(service, read, num_around=num_around(service, body.instruction))
         scores = await pair_scores(body, service, pairs, ticket, raw=raw, instruction=body.instruction)
     else:

@@ -52,7 +52,7 @@ from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
 from bei.tasks.compare import Compared, read_apart
-from bei.tasks.rerank import num_around, read_pairs
+from bei.tasks.rerank import num_around, pairs_to_read
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
@@ -264,7 +264,7 @@ async def scored(
     """The model that scores ``documents`` as ``body`` says, and their scores in their order."""
     service = _checked(body, context)
     context.check_count(documents, "documents")
-    ticket = _admitted(context, service, body, documents)
+    ticket = await _admitted(context, service, body, documents)
     shorter, cut = await shortened(service, documents, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
     return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
@@ -274,7 +274,7 @@ async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     """Score texts against a query, best first: a bare list."""
     service = _checked(body, context)
     context.check_count(body.texts, "texts")
-    answer = await _scored(service, body, body.texts, _admitted(context, service, body, body.texts))
+    answer = await _scored(service, body, body.texts, await _admitted(context, service, body, body.texts))
     texts = body.texts if body.return_text else None
     return Reply(ranking(answer, body.top_n, texts, score="score", document="text"), answer.truncated)
 
@@ -285,13 +285,13 @@ def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
     return service
 
 
-def _admitted(
+async def _admitted(
     context: RequestContext, service: InferenceService, body: TextsRequest | DocumentsRequest, documents: Seq[Compared]
 ) -> Ticket:
     query = _query_of(body)
     if body.score_mode is None:
         instruction = agreed(body, "instruction", "instruct")
-        pairs = read_pairs(service, [(query, one) for one in documents], instruction)
+        pairs = await pairs_to_read(service, [(query, one) for one in documents], instruction)
         return context.admit(service, pairs, num_around=num_around(service, instruction))
     read = read_apart(service, [query, *documents])
     context.check_inputs([query], "query")  # read by themselves
