@@ -8,12 +8,14 @@ from typing import Any
 from bei.artifact.manifest import Manifest
 from bei.bulk.sources.kinds import ColumnKinds, Kind
 from bei.errors import ConfigError
+from bei.tasks.mixed import reads_both
 
 _WORDS: Mapping[Kind, str] = {
     "text": "texts",
     "ids": "token ids",
     "texts": "pairs of texts",
     "image": "images (bytes of files, or structs with such bytes)",
+    "both": "structs of a text and an image",
 }
 _READ_BY: Mapping[str, tuple[Kind, ...]] = {
     "embed": ("text", "ids"),
@@ -42,22 +44,34 @@ def check_inputs(
     options: Mapping[str, Any],
     *,
     chunks: bool,
+    image: str | None = None,
 ) -> None:
     """Raise ConfigError where the model reads nothing of what ``columns`` of ``file`` hold, or reads images alone and
-    gets ``options`` of texts. ``chunks``: texts are to be cut into such."""
+    gets ``options`` of texts. ``chunks``: texts are to be cut into such. ``image``: the column of images that are one
+    input with the text beside them."""
     if not manifest.reads_texts:
         for name, flag in {**FLAGS_OF_TEXTS, "chunks": "--chunk-tokens"}.items():
             if options.get(name) is not None or (name == "chunks" and chunks):
                 raise ConfigError(f"{flag} is for texts, and {manifest.name} reads images alone: leave it out.")
     read = _read(manifest, task, chunks=chunks)
+    if image is not None and "both" not in read:
+        raise ConfigError(
+            f"--image-column is for models that have one vector of a text and an image, by --task embed; "
+            f"{manifest.name} reads {_words(read)} here. For images alone name their column by --text-column."
+        )
     for column, found in columns.items():
-        if not read & found.kinds:
-            words = " or ".join(_WORDS[kind] for kind in _WORDS if kind in read)
+        wanted: frozenset[Kind] = read if image is None else frozenset(("image" if column == image else "text",))
+        if not wanted & found.kinds:
+            flags = "--text-column and --query-column" if task == "rerank" else "--text-column"
             raise ConfigError(
-                f"The column {column!r} of {file} holds {found.shown}, and {manifest.name} reads {words} for --task "
-                f"{task}{' with --chunk-tokens' * chunks}: every row would be an error. Name a column of these by "
-                f"{'--text-column' if task != 'rerank' else '--text-column and --query-column'}, or ask another model."
+                f"The column {column!r} of {file} holds {found.shown}, and {manifest.name} reads {_words(wanted)} for "
+                f"--task {task}{' with --chunk-tokens' * chunks}: every row would be an error. Name a column of these "
+                f"by {flags if column != image else '--image-column'}, or ask another model."
             )
+
+
+def _words(kinds: frozenset[Kind]) -> str:
+    return " or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds)
 
 
 def _read(manifest: Manifest, task: str, *, chunks: bool) -> frozenset[Kind]:
@@ -66,4 +80,5 @@ def _read(manifest: Manifest, task: str, *, chunks: bool) -> frozenset[Kind]:
     tower = manifest.image_tower
     if tower is None or task != ("tokens" if manifest.reads_images_by_token else "embed"):
         return frozenset(_READ_BY[task])
-    return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), "image"))
+    both: tuple[Kind, ...] = ("both",) if reads_both(manifest) else ()
+    return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), "image", *both))

@@ -76,7 +76,16 @@ def dense(service: ShardService, options: Mapping[str, object]) -> RowTask:
     def columns(part: Vectors) -> Mapping[str, pa.Array]:
         return {"embedding": _vectors(part, field.type)}
 
-    return _of_method(method, [field], columns)
+    made = _of_method(method, [field], columns)
+    return made._replace(check=lambda value, place: made.check(_without_nulls(value), place))
+
+
+def _without_nulls(value: object) -> object:
+    """A row's text and image; where one is null, the other alone."""
+    if not isinstance(value, Mapping) or value.keys() != {"text", "image"}:
+        return value
+    given = [one for one in value.values() if one is not None]
+    return value if len(given) == 2 else given[0] if given else None
 
 
 def sparse(service: ShardService, options: Mapping[str, object]) -> RowTask:

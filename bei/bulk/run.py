@@ -79,6 +79,12 @@ class JobOptions(NamedTuple):
                 if self.columns.query is None
                 else f"--query-column is for --task rerank; --task {self.task} reads --text-column alone."
             )
+        if self.columns.image is not None and self.columns.query is not None:
+            raise ConfigError(
+                "--image-column is for --task embed, and --query-column for --task rerank: leave one out."
+            )
+        if self.columns.image == self.columns.text:
+            raise ConfigError("--image-column names the column of --text-column: leave it out for images alone.")
         if self.chunk_size is not None and self.task in ("classify", "rerank", "extract"):
             raise ConfigError(f"--chunk-tokens is for vectors, not for --task {self.task}: leave it out.")
         made = ["embedding", "indices", "weights", "token_embeddings", "label", "score", "scores", "spans"]
@@ -229,8 +235,10 @@ def _image_tower(source: Source, options: JobOptions, manifest: Manifest) -> Ima
     """The tower that reads the rows, where these are images. Raises ConfigError where the model reads none of them."""
     file, kinds = source.kinds()
     chunks = options.chunk_size is not None
-    check_inputs(kinds, file, manifest, options.task, options.task_options, chunks=chunks)
-    return manifest.image_tower if "image" in kinds[options.columns.text].kinds else None
+    image = options.columns.image
+    check_inputs(kinds, file, manifest, options.task, options.task_options, chunks=chunks, image=image)
+    has_images = kinds[image or options.columns.text].kinds & {"image", "both"}
+    return manifest.image_tower if has_images else None
 
 
 def _task(service: ShardService, options: JobOptions) -> RowTask:

@@ -45,6 +45,11 @@ def too_many_images(
     return InvalidImageError(f"{who}, and {reads}: {remedy}.", images[most].param)
 
 
+def reads_both(manifest: Manifest) -> bool:
+    """True of a model that has one vector of a text and an image."""
+    return _around(manifest) is not None
+
+
 def read_inputs(manifest: Manifest, prompt: str, inputs: Seq[Given]) -> Seq[ModelInput]:
     """``inputs`` as the model reads them, texts without the ``prompt``: images among texts stand between the texts, in
     the place that the prompt has for a text. Of inputs that ``mixed_error`` refuses the first image is left."""

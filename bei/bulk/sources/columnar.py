@@ -83,10 +83,9 @@ class ColumnarFile(ABC):
         with self._reading():
             for batch in self._batches(names, start.row):
                 read = [batch.column(name).to_pylist() for name in columns.read]
-                inputs = read[0] if len(read) == 1 else list(zip(*read, strict=True))
                 arrays = [batch.column(name).cast(schema.field(name).type) for name in columns.copied]
                 copied = pa.table(arrays, schema) if arrays else without_columns(batch.num_rows)
-                yield Rows(inputs, copied, {})
+                yield Rows(columns.inputs(read), copied, {})
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

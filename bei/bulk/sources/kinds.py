@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A text; token ids of one input; several texts that are read together; the bytes of an image's file.
-Kind: TypeAlias = Literal["text", "ids", "texts", "image"]
+# A text; token ids of one input; several texts that are read together; the bytes of an image's file; a text and an
+# image of one input.
+Kind: TypeAlias = Literal["text", "ids", "texts", "image", "both"]
 
 _ALL: frozenset[Kind] = frozenset(get_args(Kind))
 
@@ -44,14 +45,21 @@ def _kinds(column: pa.DataType) -> frozenset[Kind]:
         return frozenset(("text",))
     if _is_bytes(column):
         return frozenset(("image",))
-    if types.is_struct(column):  # the datasets library's
-        index = column.get_field_index("bytes")
-        return frozenset(("image",)) if index >= 0 and _is_bytes(column.field(index).type) else frozenset()
+    if types.is_struct(column):
+        return _kinds_of_struct(column)
     if types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column):
         if types.is_integer(column.value_type):
             return frozenset(("ids",))
         return frozenset(("texts",)) if "text" in _kinds(column.value_type) else frozenset()
     return frozenset()
+
+
+def _kinds_of_struct(column: pa.StructType) -> frozenset[Kind]:
+    fields = {field.name: field.type for field in column}
+    if fields.keys() == {"text", "image"}:
+        is_both = "text" in _kinds(fields["text"]) and "image" in _kinds(fields["image"])
+        return frozenset(("both",)) if is_both else frozenset()
+    return frozenset(("image",)) if "bytes" in fields and _is_bytes(fields["bytes"]) else frozenset()  # of datasets
 
 
 def _is_bytes(column: pa.DataType) -> bool:

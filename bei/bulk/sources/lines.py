@@ -293,7 +293,7 @@ def _rows_of(records: Seq[Record], columns: Columns, schema: pa.Schema) -> Rows:
             array = _fitting(values, field, errors)
         arrays.append(array)
     copied = pa.table(arrays, schema) if arrays else without_columns(len(records))
-    return Rows(read[0] if len(read) == 1 else list(zip(*read, strict=True)), copied, errors)
+    return Rows(columns.inputs(read), copied, errors)
 
 
 def _fitting(values: Seq[object], field: pa.Field, errors: dict[int, BeiError]) -> pa.Array:

@@ -22,17 +22,24 @@ Open: TypeAlias = Callable[[], AbstractContextManager[IO[bytes]]]
 
 class Columns(msgspec.Struct, frozen=True):
     """The columns of a job: the text, or for pairs the query and the text; the row's own id, and others that are copied
-    to the output."""
+    to the output. ``image``: that of an image which is one input with the text."""
 
     text: str = "text"
     query: str | None = None
     id: str | None = None
     carried: tuple[str, ...] = ()
+    image: str | None = None
 
     @property
     def read(self) -> tuple[str, ...]:
         """Those with what the model reads."""
-        return (self.text,) if self.query is None else (self.query, self.text)
+        return tuple(name for name in (self.query, self.text, self.image) if name is not None)
+
+    def inputs(self, values: Seq[Seq[object]]) -> Seq[object]:
+        """``Rows.inputs`` of the values of the columns ``read``, each with one a row."""
+        if self.image is not None:
+            return [{"text": text, "image": image} for text, image in zip(*values, strict=True)]
+        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     @property
     def copied(self) -> tuple[str, ...]:
@@ -41,7 +48,8 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 class Rows(NamedTuple):
-    """Consecutive rows. ``inputs[i]``: the value of the text column, or a tuple of query and text, of any type.
+    """Consecutive rows. ``inputs[i]``: the value of the text column, a tuple of query and text, or ``text`` and
+    ``image``, of any type.
     ``copied``: the columns for the output, null where a row could not be read; ``errors`` of these by their places."""
 
     inputs: Seq[object]

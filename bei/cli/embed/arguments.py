@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--output-format", choices=tuple(FORMATS), default="parquet", help="default: parquet")
     where.add_argument("--text-column", metavar="NAME", default="text", help="what the model reads (default: text)")
+    where.add_argument("--image-column", metavar="NAME", help="an image that is one input with the text, for embed")
     where.add_argument("--query-column", metavar="NAME", help="the query of each pair, for --task rerank")
     where.add_argument("--id-column", metavar="NAME", help="each row's id (default: a column row, the row's number)")
     where.add_argument("--columns", metavar="NAME,NAME", default="", help="other columns to copy to the output")
@@ -177,6 +178,7 @@ def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.en
         given["query_column"],
         given["id_column"],
         tuple(name.strip() for name in given["columns"].split(",") if name.strip()),
+        given["image_column"],
     )
     chunk_size = None
     if given["chunk_tokens"] is not None:

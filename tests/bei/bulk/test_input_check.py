@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,7 @@ from tests.bei.bulk.conftest import RunJob
 
 
 def manifest(name: str, *, texts: bool = True, images: bool = True, by_token: bool = False) -> Any:
-    tower = object() if images else None
+    tower = SimpleNamespace(sequence=msgspec.UNSET) if images else None
     return SimpleNamespace(name=name, reads_texts=texts, image_tower=tower, reads_images_by_token=by_token)
 
 
@@ -51,7 +52,9 @@ def check(manifest: Any, held: ColumnKinds, task: str = "embed", **given: Any) -
         (pa.list_(pa.float32()), set()),
         (pa.int64(), set()),
         (pa.json_(), {"text"}),
-        (pa.null(), {"text", "ids", "texts", "image"}),
+        (pa.struct([("text", pa.string()), ("image", FILE_STRUCT)]), {"both"}),
+        (pa.struct([("text", pa.string()), ("image", pa.string())]), set()),
+        (pa.null(), {"text", "ids", "texts", "image", "both"}),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
