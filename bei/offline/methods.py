@@ -220,11 +220,11 @@ def zero_shot(
     for index, meaning in enumerate(meanings.values()):
         if meaning is not None:
             text(meaning, index, "labels")
-    shown = zero_shot_task.told_of(service, found, meanings, options.get("examples", []))
+    guidance = zero_shot_task.label_guidance(service, found, meanings, options.get("examples", []))
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     def task_of(inputs: Seq[str]) -> ZeroShotTask:
-        return ZeroShotTask(inputs, read, labels=found, multi_label=multi_label, template=template, told=shown)
+        return ZeroShotTask(inputs, read, labels=found, multi_label=multi_label, template=template, guidance=guidance)
 
     width = max(1, len(zero_shot_task.inputs_of(service, task_of([""]))))
 

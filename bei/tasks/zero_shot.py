@@ -42,7 +42,7 @@ OUTPUT = "label_logits"
 _NUMBERS_PER_CHAR = 20  # that take as long as a character to be tokenized
 
 
-class Told(NamedTuple):
+class LabelGuidance(NamedTuple):
     """``descriptions``: labels and what they mean. ``examples``: texts and the label of each."""
 
     descriptions: tuple[tuple[str, str], ...] = ()
@@ -51,14 +51,14 @@ class Told(NamedTuple):
 
 class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
     """Texts, and ``labels``, which share one probability. ``multi_label``: each has its own, and so has a single one.
-    ``template``: the hypothesis with a label in its {}, for models of natural language inference. ``told``: what
+    ``template``: the hypothesis with a label in its {}, for models of natural language inference. ``guidance``: what
     GLiNER2 reads of the labels beside their names. ``param``: the request's field of the labels, for messages."""
 
     labels: Seq[str]
     param: str = "labels"
     multi_label: bool = False
     template: str = HYPOTHESIS
-    told: Told = Told()
+    guidance: LabelGuidance = LabelGuidance()
 
 
 def check_zero_shot(service: ModelService, template: str = HYPOTHESIS) -> None:
@@ -76,16 +76,16 @@ def check_zero_shot(service: ModelService, template: str = HYPOTHESIS) -> None:
         )
 
 
-def told_of(
+def label_guidance(
     service: ModelService, labels: Seq[str], meanings: Mapping[str, str | None], examples: Seq[tuple[str, str]]
-) -> Told:
+) -> LabelGuidance:
     """``meanings`` of labels and ``examples``, checked. Raises InvalidRequestError."""
     layout = service.manifest.labelling
     reads = layout is not msgspec.UNSET and bool(layout.schema)
     if examples and not reads:
         raise InvalidRequestError(f"{service.name} reads no examples, GLiNER2 does: leave them out.", "examples")
     check_examples(examples, labels, "examples", service, "examples")
-    return Told(checked_descriptions(meanings, service, reads), tuple(examples))
+    return LabelGuidance(checked_descriptions(meanings, service, reads), tuple(examples))
 
 
 def num_around(service: ModelService, task: ZeroShotTask) -> int:
@@ -94,8 +94,8 @@ def num_around(service: ModelService, task: ZeroShotTask) -> int:
     layout = service.manifest.labelling
     if layout is msgspec.UNSET:
         return 0  # hypotheses are inputs
-    told = chain.from_iterable(task.told.descriptions + task.told.examples)
-    return around_text(layout, task.labels, task.param).num_chars + sum(map(len, told))
+    texts = chain.from_iterable(task.guidance.descriptions + task.guidance.examples)
+    return around_text(layout, task.labels, task.param).num_chars + sum(map(len, texts))
 
 
 def inputs_of(service: ModelService, task: ZeroShotTask) -> list[ModelInput]:
@@ -231,7 +231,7 @@ async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTa
                 "truncation_direction",
             )
         part = SchemaPart(
-            task.param, layout.schema.task, tuple(task.labels), task.told.descriptions, task.told.examples
+            task.param, layout.schema.task, tuple(task.labels), task.guidance.descriptions, task.guidance.examples
         )
         options, reduce = replace(task.options, labels=schema_prompt(layout, layout.schema, part)), of_schema
     else:

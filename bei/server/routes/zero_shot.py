@@ -33,7 +33,15 @@ from bei.server.routes.classify import (
     ranked_bytes,
 )
 from bei.server.routes.openai_embeddings import TokensUsage
-from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, num_around, told_of, zero_shot
+from bei.tasks.zero_shot import (
+    HYPOTHESIS,
+    ZeroShotTask,
+    check_zero_shot,
+    inputs_of,
+    label_guidance,
+    num_around,
+    zero_shot,
+)
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
@@ -123,8 +131,8 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
         raise too_many_inputs(len(texts) * len(labels), context.max_inputs, "input")
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
     context.check_answer(len(texts) * text_bytes)
-    told = told_of(service, labels, meanings, [(text, label) for text, label in body.examples])
-    task = ZeroShotTask(texts, body.encoding_options(), labels=labels, template=HYPOTHESIS, told=told)
+    guidance = label_guidance(service, labels, meanings, [(text, label) for text, label in body.examples])
+    task = ZeroShotTask(texts, body.encoding_options(), labels=labels, template=HYPOTHESIS, guidance=guidance)
     ticket = context.admit(service, inputs_of(service, task), num_around=num_around(service, task))
     scores = await zero_shot(service, task, ticket=ticket)
 
