@@ -39,7 +39,9 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scores are those of words as the first of a span, its last, and one inside, else those of spans by their widths.
     ``label_width``: labels do not stand in front of the words, but are vectors of so many numbers, of the tower of
     labels; then the two ids are -1, and ``reads_marker`` is false. ``schema``: what stands around the labels; then
-    columns are those of ``bei.engine.schema_columns``. Both are unset in artifacts of other models.
+    columns are those of ``bei.engine.schema_columns``. ``max_entities``: the scores are those of pairs of entities
+    that a request names, up to so many of a text, and labels are relations; ``max_width`` is ``max_words`` then. All
+    three are unset in artifacts of other models.
     """
 
     label_id: int
@@ -50,10 +52,13 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     by_word: bool = False
     label_width: int | msgspec.UnsetType = msgspec.UNSET
     schema: Schema | msgspec.UnsetType = msgspec.UNSET
+    max_entities: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def columns(self) -> int:
-        """Scores of a word for one label."""
+        """Scores of a word, or of an entity, for one label."""
+        if self.max_entities is not msgspec.UNSET:
+            return self.max_entities
         return 3 if self.by_word else self.max_width
 
 

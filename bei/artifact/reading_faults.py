@@ -76,6 +76,8 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
                 yield f"{name} of extraction is {shown(value)}, which is in no vocabulary"
         if found.schema and (tower is not None or found.by_word):
             yield "extraction has a schema, which goes with scores of spans, and with labels in front of the text"
+        if found.max_entities is not msgspec.UNSET and (tower is not None or found.by_word or found.schema):
+            yield "extraction has max_entities, which goes with relations in front of the text alone"
         yield from _schema("extraction", found.schema, manifest.spec.vocab_size)
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, TypeAlias
 
-from bei.errors import BeiError
-from bei.offline.input_checks import can_be_iterated, names, text
+import msgspec
+
+from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
+from bei.offline.input_checks import can_be_iterated, names, several, text
 from bei.offline.method import ListCollector, Method, WindowResult
-from bei.offline.options import ExtractOptions, checked, converted
+from bei.offline.options import ExtractOptions, RelationOptions, checked, converted
 from bei.offline.results import Extracted
 from bei.service.admission import Ticket
 from bei.service.model_service import ModelService
+from bei.tasks.entity_relations import EntityForm, entity_text
 from bei.tasks.extract import ExtractTask, Span, extract, inputs_of
-from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels
+from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_forms import (
     FIRST_INSTANCES,
@@ -25,6 +28,7 @@ from bei.tasks.schema_forms import (
     check_span_settings,
     checked_request,
 )
+from bei.tasks.schema_spans import Instance
 
 Given: TypeAlias = Mapping[str, object]
 Wrong: TypeAlias = Mapping[int, BeiError] | None
@@ -94,6 +98,58 @@ def schema_extraction(
         model_inputs=lambda inputs: inputs_of(service, inputs, num_around),
         bytes_per_token=_FLOAT_BYTES * columns * (service.manifest.dimension("span_logits") or 0),
     )
+
+
+def relation_extraction(
+    service: ModelService, relations: Iterable[str] | Mapping[str, object], given: Given
+) -> Method[str, list[dict[str, list[Instance]]], list[dict[str, list[Instance]]]]:
+    """The ``relations`` of each text between its entities."""
+    options = checked(RelationOptions, given)
+    layout = extraction_of(service)
+    if layout.max_entities is msgspec.UNSET:
+        raise InvalidRequestError(
+            f"{service.name} finds entities by itself, GLiREL reads them: call extract or extract_schema.", "entities"
+        )
+    asked = [relations] if isinstance(relations, str) else relations
+    threshold = options.get("threshold", THRESHOLD)
+    _, schema = checked_request(
+        None, None, converted(_plain(asked), _RELATIONS, "relations"), None, threshold, service, has_entities=True
+    )
+
+    def check(value: object, index: int) -> str:
+        assert isinstance(value, tuple), "as with_entities makes them"
+        given = [*map(_plain_entity, value[1])] if can_be_iterated(value[1]) else value[1]
+        return entity_text(text(value[0], index), converted(given, list[EntityForm], "entities"), index, layout)
+
+    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[dict[str, list[Instance]]]]:
+        answer = await extract(service, ExtractTask(inputs, failed=wrong, labels=None, schema=schema), ticket=ticket)
+        return WindowResult(answer.relations, answer.num_tokens, answer.truncated, answer.errors)
+
+    return Method(
+        name="extract_relations",
+        options=options,
+        check=check,
+        run=run,
+        collector=ListCollector[dict[str, list[Instance]]],
+        bytes_per_token=_FLOAT_BYTES * len(schema.relations) * layout.columns,
+    )
+
+
+def with_entities(inputs: Iterable[str], entities: Iterable[object]) -> list[tuple[object, object]]:
+    """Each text with its entities. Raises InvalidRequestError."""
+    if not can_be_iterated(entities) or isinstance(entities, str | Mapping):
+        raise MalformedRequestError("entities must be a list of the entities of each text.", "entities")
+    texts, given = [*several(inputs)], [*entities]
+    if len(texts) != len(given):
+        raise InvalidRequestError(
+            f"entities has {len(given)} lists for {len(texts)} texts: give one for each text.", "entities"
+        )
+    return [*zip(texts, given, strict=True)]
+
+
+def _plain_entity(given: object) -> object:
+    """A span that a model has found as a dict, for ``converted``."""
+    return given._asdict() if isinstance(given, Span) else given
 
 
 def _plain(given: object) -> object:

@@ -25,6 +25,7 @@ from bei.offline.options import (
     EntityOptions,
     ExtractOptions,
     PromptOptions,
+    RelationOptions,
     RerankOptions,
     ScoreOptions,
     SparseOptions,
@@ -40,6 +41,7 @@ from bei.service.resolve import artifact_for, cache_of, default_artifact
 from bei.tasks.entities import Entity
 from bei.tasks.extract import Span
 from bei.tasks.questions import Answer
+from bei.tasks.schema_spans import Instance
 from bei.tokenizer.encoder import Input
 
 if TYPE_CHECKING:
@@ -447,6 +449,29 @@ class Model:
         asked = extraction.SchemaToFind(labels, structures, relations, classifications)
         method = extraction.schema_extraction(self._runner.service, asked, options)
         return self._runner.async_chunks(method, inputs, chunk_size)
+
+    def extract_relations(
+        self,
+        inputs: Iterable[str],
+        entities: Iterable[Iterable[Span | Mapping[str, Any]]],
+        relations: AnyLabels,
+        **options: Unpack[RelationOptions],
+    ) -> list[dict[str, list[Instance]]]:
+        """The ``relations`` of each text between its ``entities`` (GLiREL): spans of ``extract``, or mappings with
+        ``start`` and ``end``. An instance has a head and a tail, with the score of the pair."""
+        method = extraction.relation_extraction(self._runner.service, relations, options)
+        return self._runner.gather(method, extraction.with_entities(inputs, entities))
+
+    async def aextract_relations(
+        self,
+        inputs: Iterable[str],
+        entities: Iterable[Iterable[Span | Mapping[str, Any]]],
+        relations: AnyLabels,
+        **options: Unpack[RelationOptions],
+    ) -> list[dict[str, list[Instance]]]:
+        """As ``extract_relations``."""
+        method = extraction.relation_extraction(self._runner.service, relations, options)
+        return await self._runner.async_gather(method, extraction.with_entities(inputs, entities))
 
     def tokenize(self, inputs: Iterable[str], **options: Unpack[TokenizeOptions]) -> list[list[Token]]:
         """The tokens of each text, as the model would read them, but never cut. No engine runs."""

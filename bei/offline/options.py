@@ -117,6 +117,12 @@ class ExtractOptions(CallOptions, total=False):
     multi_label: bool
 
 
+class RelationOptions(CallOptions, total=False):
+    """``threshold``: pairs of entities score above it; 0.5 by default. A relation may have its own."""
+
+    threshold: float
+
+
 class TokenizeOptions(CallOptions, total=False):
     """``prompt_name`` and ``input_type``: as in PromptOptions. ``add_special_tokens``: True by default."""
 

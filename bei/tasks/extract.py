@@ -25,21 +25,21 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
+from bei.tasks.entity_relations import related
 from bei.tasks.extract_labels import CheckedLabels, extraction_of
 from bei.tasks.schema_classes import LabelScore, add_probabilities
 from bei.tasks.schema_forms import MOST_COLUMNS, AskedSchema, first_instances
 from bei.tasks.schema_spans import Found, Instance, SchemaReader, instances_of_text
-from bei.tasks.span_choice import Candidates, check_candidates, choose, collect
+from bei.tasks.span_choice import MOST_SCORES, Candidates, check_candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.entity_text import EntityText
 from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
 
 # Candidates of all texts of a request, of which a text may have MOST_CANDIDATES.
 MOST_OF_REQUEST = 1_000_000
-# Scores of a request's windows that wait for each other in memory, in 64 MB: a book has gigabytes.
-_MOST_SCORES = 1 << 24
 # About: of a word, with what stands behind it; of a token.
 _WORD_CHARS, _TOKEN_CHARS = 5, 4
 _LEAST_CHARS = 64  # of a window, however many labels stand in front
@@ -49,7 +49,7 @@ _PER_CANDIDATE = 100  # as many numbers take as long
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
     """Texts, and labels to find spans for, which score above their thresholds; None: no spans are asked for. ``flat``:
     spans do not overlap, else they may lie inside each other. ``multi_label``: a span may have several labels.
-    ``schema``: structures, relations and classifications."""
+    ``schema``: structures, relations and classifications; relations of named entities are those of ``EntityText``."""
 
     labels: CheckedLabels | None
     flat: bool = True
@@ -105,7 +105,18 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     """The spans of each text. Raises as ``ModelService.infer`` does, and InvalidRequestError for labels, and for too
     many spans above their thresholds."""
     layout = extraction_of(service)
-    texts = [str(text) for text in task.inputs]
+    texts = [str(text) if not isinstance(text, EntityText) else text for text in task.inputs]
+    if task.schema.of_entities:
+        relations, lengths, errors = await related(service, texts, task.schema, task.failed, ticket)
+        return Spans(
+            lengths,
+            [],
+            errors,
+            spans=[[] for _ in texts],
+            structures=[{} for _ in texts],
+            relations=relations,
+            classifications=[{} for _ in texts],
+        )
     num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     names = task.labels.names if task.labels else ()
@@ -190,7 +201,7 @@ class _Decoder:
         for window in windows:
             num_tokens = window.stop - window.first + num_chars // _TOKEN_CHARS
             num_scores += num_tokens * columns * layout.columns
-            if some and num_scores > _MOST_SCORES:
+            if some and num_scores > MOST_SCORES:
                 yield some
                 some, num_scores = [], num_tokens * columns * layout.columns
             some.append(window)

@@ -60,6 +60,10 @@ def checked_labels(labels: Labels, threshold: float | Mapping[str, float], servi
     """``labels``, of which those without a threshold have ``threshold``. Raises InvalidRequestError,
     TaskNotSupportedError."""
     layout, names = extraction_of(service), tuple(labels)
+    if layout.max_entities is not msgspec.UNSET:
+        raise InvalidRequestError(
+            f"{service.name} finds no spans: it scores relations between entities that a request names.", "labels"
+        )
     if not names:
         raise InvalidRequestError("labels is empty: name what to find.", "labels")
     if layout.label_width is not msgspec.UNSET:

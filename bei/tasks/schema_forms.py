@@ -30,7 +30,9 @@ from bei.tokenizer.schema_prompt import SchemaPart
 # more.
 MOST_COLUMNS = 256
 FIRST_INSTANCES = 4
-_ENDS = ("head", "tail")
+# Relations times the most entities: a text's scores then take as much as those of spans for MOST_LABELS.
+MOST_PAIRED = 3072
+ENDS = ("head", "tail")
 
 
 class FieldForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,12 +84,13 @@ class AskedPart(NamedTuple):
 
 class AskedSchema(NamedTuple):
     """What a request asks of a schema, in the order of its parts: structures, labels, relations, classes. ``words``:
-    choices, in front of the text's words."""
+    choices, in front of the text's words. ``of_entities``: relations are between entities that the request names."""
 
     structures: tuple[AskedPart, ...] = ()
     relations: tuple[AskedPart, ...] = ()
     words: tuple[str, ...] = ()
     classes: tuple[AskedClasses, ...] = ()
+    of_entities: bool = False
 
     @property
     def num_chars(self) -> int:
@@ -118,11 +121,22 @@ def checked_request(
     classifications: Seq[ClassesForm] | None,
     threshold: float | Mapping[str, float],
     service: ModelService,
+    *,
+    has_entities: bool = False,
 ) -> tuple[CheckedLabels | None, AskedSchema]:
-    """What a request asks to find. ``threshold``: of all, or of labels by their names. Raises InvalidRequestError,
-    TaskNotSupportedError."""
+    """What a request asks to find. ``threshold``: of all, or of labels by their names. ``has_entities``: the request
+    names the entities of its texts. Raises InvalidRequestError, TaskNotSupportedError."""
     layout = extraction_of(service)
     schema = (("structures", structures), ("relations", relations), ("classifications", classifications))
+    if layout.max_entities is not msgspec.UNSET:
+        others = (("labels", labels), schema[0], schema[2])
+        if (name := next((name for name, given in others if given is not None), None)) is not None:
+            raise InvalidRequestError(
+                f"{service.name} scores relations between entities, and nothing else: leave {name} out.", name
+            )
+        if not has_entities:
+            raise no_entities(service.name)
+        return None, _between_entities(relations, threshold, service, MOST_PAIRED // layout.max_entities)
     for name, given in schema:
         if given is None:
             continue
@@ -144,6 +158,38 @@ def checked_request(
     return checked, found._replace(classes=checked_classes(classifications, service) if classifications else ())
 
 
+def no_entities(name: str) -> InvalidRequestError:
+    """The error of a request to model ``name`` without entities."""
+    return InvalidRequestError(
+        f"entities is missing: {name} scores relations between the entities of a text, and finds none. Send them, for "
+        "example as another model finds them.",
+        "entities",
+    )
+
+
+def _between_entities(
+    relations: Relations | None, threshold: float | Mapping[str, float], service: ModelService, most: int
+) -> AskedSchema:
+    """Relations, of which a text is scored for ``most`` at once, between entities."""
+    if not relations:
+        raise InvalidRequestError("relations is missing or empty: name what to score.", "relations")
+    if isinstance(threshold, Mapping):
+        raise InvalidRequestError("threshold by name is of labels: send it in relations.", "threshold")
+    if not 0 <= threshold <= 1:
+        raise InvalidRequestError("threshold must be from 0 to 1.", "threshold")
+    if len(relations) > most:
+        raise InvalidRequestError(
+            f"There are {len(relations)} relations, and a text is scored for {most} at once: send fewer.", "relations"
+        )
+    asked = tuple(_relations(relations, threshold))
+    if (told := next((one.name for one in asked if one.part.about), None)) is not None:
+        raise InvalidRequestError(
+            f"{service.name} reads names of relations alone, GLiNER2 descriptions too: leave that of {told!r} out.",
+            "relations",
+        )
+    return AskedSchema(relations=asked, of_entities=True)
+
+
 def check_span_settings(
     asked: tuple[CheckedLabels | None, AskedSchema],
     threshold: float | Mapping[str, float],
@@ -153,6 +199,9 @@ def check_span_settings(
 ) -> None:
     """Raise InvalidRequestError for a setting of spans that nothing of ``asked`` reads."""
     labels, schema = asked
+    if schema.of_entities and (multi_label or not flat):
+        name = "multi_label" if multi_label else "flat"
+        raise InvalidRequestError(f"{name} is of spans, and relations alone are asked for: leave it out.", name)
     if multi_label and labels is None:
         raise InvalidRequestError(
             "multi_label is of spans for labels: send labels, or leave it out. A classification has its own.",
@@ -185,7 +234,7 @@ def _schema(structures: Structures, relations: Relations, threshold: float, serv
 def _check_counts(structures: Structures, relations: Relations, service: ModelService) -> None:
     """Raise InvalidRequestError for more fields or choices than are read at once, before any of them is looked at."""
     fields = [one for form in structures.values() for one in _given(form)]
-    if (count := len(fields) + len(_ENDS) * len(relations)) > MOST_COLUMNS:
+    if (count := len(fields) + len(ENDS) * len(relations)) > MOST_COLUMNS:
         raise InvalidRequestError(
             f"There are {count} fields, heads and tails, and a text is scored for {MOST_COLUMNS} at once: send fewer.",
             "structures" if structures else "relations",
@@ -285,7 +334,7 @@ def _relations(given: Relations, threshold: float) -> Iterator[AskedPart]:
         if found.description is not None and not found.description.strip():
             raise InvalidRequestError(f"The description of {name!r} in relations is empty: leave it out.", "relations")
         least = threshold if found.threshold is None else found.threshold
-        fields = tuple(AskedField(end, least, is_single=True) for end in _ENDS)
+        fields = tuple(AskedField(end, least, is_single=True) for end in ENDS)
         about = found.description or ""
-        part = SchemaPart(f"relations {name!r}", name, _ENDS, marker="relation", about=about)
+        part = SchemaPart(f"relations {name!r}", name, ENDS, marker="relation", about=about)
         yield AskedPart(name, fields, part, is_relation=True)

@@ -22,6 +22,8 @@ Candidates: TypeAlias = dict[tuple[int, int, int], float]
 # Candidates of one text, of which each takes 250 bytes and some microseconds: a threshold of 0 makes one of every span
 # with every label. The gliner library has no limit.
 MOST_CANDIDATES = 65_536
+# Scores of a request's windows that wait for each other in memory, in 64 MB: a book has gigabytes.
+MOST_SCORES = 1 << 24
 
 
 def collect(

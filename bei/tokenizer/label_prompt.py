@@ -23,6 +23,7 @@ from bei.core import Encoding, Int32Array, LabelVectors
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
 from bei.tokenizer.alike import check_told_apart
+from bei.tokenizer.entity_text import EntityText, entity_words
 from bei.tokenizer.schema_prompt import SchemaPart, check_part, check_words, schema_ids
 from bei.tokenizer.special_tokens import Layout
 
@@ -106,13 +107,14 @@ def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt, most: int) -> tuple[li
     of_labels = [
         tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False).ids for label in prompt.labels
     ]
+    what = parts[0].field
     for place, found in enumerate(of_labels):
         if not found:
-            raise InvalidRequestError(f"labels {place} has no tokens: write it in letters.", "labels")
+            raise InvalidRequestError(f"{what} {place} has no tokens: write it in letters.", what)
         ids += [layout.label_id, *found]
         kinds += [LABEL, OTHER] if layout.reads_marker else [OTHER, LABEL]
         kinds += [OTHER] * (len(found) - 1)
-    check_told_apart("labels", prompt.labels, map(tuple, of_labels), "labels")
+    check_told_apart(what, prompt.labels, map(tuple, of_labels), what)
     return [*ids, layout.separator_id], [*kinds, OTHER]
 
 
@@ -161,7 +163,10 @@ def encode_words(
         start = in_front + len(prompt_tokens)
         types[in_front:start] = prompt_kinds
         types[start - 1 : start + kept] = kinds  # with the token in front, which words without tokens may follow
-        encodings.append(Encoding(ids, types, truncated=not is_whole, label_vectors=prompt.vectors))
+        beside = prompt.vectors
+        if isinstance(text, EntityText):
+            beside = entity_words(text, spans, kinds, prompt.layout.max_words, is_whole=is_whole)
+        encodings.append(Encoding(ids, types, truncated=not is_whole, label_vectors=beside))
     return encodings
 
 

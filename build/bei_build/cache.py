@@ -83,9 +83,10 @@ def _sources(config: BuildConfig, location: Location) -> Iterator[Path]:
     yield from (Path(path) for path in (config.calibration_data, config.plan_of, config.sign) if path is not None)
     if (folder / CONFIG).is_file():
         yield base_of(folder)
+    encoders = [encoder_of(folder)]
     if (settings := folder / GLINER).is_file():
-        encoders = (encoder_of(folder), labels_encoder_of(folder, read_object(settings)))
-        yield from (encoder for encoder in encoders if encoder is not None)
+        encoders.append(labels_encoder_of(folder, read_object(settings)))
+    yield from (encoder for encoder in encoders if encoder is not None)
 
 
 def _fingerprint(source: Path, gguf: Path | None) -> list[tuple[str, int, int]]:

@@ -17,6 +17,7 @@ import torch
 from bei_build.checkpoint.gliner import extraction_of, own_tokens
 from bei_build.checkpoint.gliner2 import ENCODER_FOLDER
 from bei_build.checkpoint.gliner2 import extraction_of as schema_of
+from bei_build.checkpoint.glirel import extraction_of as relations_of
 from bei_build.checkpoint.heads import reading_config
 from bei_build.checkpoint.locate import check_entries, locate
 from bei_build.checkpoint.read import _config, _spec, read_checkpoint, with_task_prompts
@@ -42,6 +43,7 @@ from tests.support.checkpoints import (
 from tests.support.gliclass_models import save_gliclass
 from tests.support.gliner2_models import gliner2_tokenizer, save_gliner2
 from tests.support.gliner_models import gliner_tokenizer, save_gliner
+from tests.support.glirel_models import glirel_tokenizer, save_glirel
 from tests.support.hostile_checkpoints import INDEX, SHARD
 from tests.support.inference_free import save_inference_free
 from tests.support.late_interaction import Settings, save_colbert
@@ -111,6 +113,23 @@ def gliner(folder: Path) -> Trial:
         heads = family.architectures[architecture](found)
         own_tokens(found)
         extraction_of(replace(_spec(family, found, architecture), heads=heads), found, tokenizer)
+
+    return trial
+
+
+def glirel(folder: Path) -> Trial:
+    """glirel_config.json with the encoder's config, as ``gliner_folder.with_encoder`` lays it out."""
+    save_glirel(folder)
+    file, encoder = folder / "glirel_config.json", Path(f"{folder}-encoder")
+    shutil.copy(encoder / "tokenizer.json", folder)
+    contents = [{**json.loads(file.read_text()), "encoder_config": json.loads((encoder / "config.json").read_text())}]
+    tokenizer = glirel_tokenizer()
+
+    def trial(random: Random) -> None:
+        file.write_bytes(changed_body(random, contents, ROUGH))
+        found, architecture, family, _ = _config(folder, None, static=None)
+        heads = family.architectures[architecture](found)
+        relations_of(replace(_spec(family, found, architecture), heads=heads), found, tokenizer)
 
     return trial
 

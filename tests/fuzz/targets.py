@@ -46,6 +46,7 @@ TARGETS = {
     "results and tables": Target("settings", "results", 20),
     "config.json": Target("checkpoints", "config", 30),
     "gliner_config.json": Target("checkpoints", "gliner", 20),
+    "glirel_config.json": Target("checkpoints", "glirel", 10),
     "GLiNER2's config.json": Target("checkpoints", "gliner2", 20),
     "sentence-transformers": Target("checkpoints", "sentence_transformers", 40),
     "safetensors": Target("checkpoints", "safetensors", 60),

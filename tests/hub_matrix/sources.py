@@ -14,6 +14,7 @@ from collections.abc import Mapping
 _ST = "github:huggingface/sentence-transformers"
 _TEI = "github:huggingface/text-embeddings-inference"
 _MTEB = "github:embeddings-benchmark/mteb mteb/models/model_implementations"
+_GLINER = ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py")
 _FASTEMBED = "github:qdrant/fastembed fastembed"
 _FLAG = "github:FlagOpen/FlagEmbedding FlagEmbedding"
 _PYLATE = "github:lightonai/pylate"
@@ -64,6 +65,7 @@ COMMITS: Mapping[str, str] = {
     "huggingface/transformers": "d25b780",
     "huggingface/transformers.js": "5ed4c5c",
     "intsig-textin/acge_text_embedding": "4ec0bf2",
+    "jackboyla/GLiREL": "e3fd8fe",
     "jblorenzo/stella_en_1.5B_v5": "5cc3d26",
     "keevtn/screener": "2f15c0a",
     "illuin-tech/colpali": "080d4c3",
@@ -439,12 +441,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_FASTEMBED}/text/pooled_normalized_embedding.py",
         f"{_FASTEMBED}/common/preprocessor_utils.py",
     ),
-    "urchade/gliner_medium-v2.1": ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py"),
-    "knowledgator/gliner-bi-large-v1.0": (
-        "github:urchade/GLiNER docs/intro.md",
-        "github:urchade/GLiNER gliner/model.py",
-    ),
+    "urchade/gliner_medium-v2.1": _GLINER,
+    "knowledgator/gliner-bi-large-v1.0": _GLINER,
     "numind/NuNER_Zero": ("github:ner-ml-models/nuner_zero gliner_config.json",),
+    "jackboyla/glirel-large-v0": ("github:jackboyla/GLiREL README.md",),
     "openai/privacy-filter": (_config("openai_privacy_filter"),),
     "sentence-transformers/clip-ViT-B-32": (f"{_ST} docs/sentence_transformer/pretrained_models.md",),
     "openai/clip-vit-base-patch32": (_config("clip"), _VLLM_MODELS),

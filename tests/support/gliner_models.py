@@ -130,17 +130,15 @@ def save_gliner(
     }
     with torch.random.fork_rng():
         torch.manual_seed(39)
-        tensors = _named("token_rep_layer.bert_layer.model", encoder_model(kind, config))
+        tensors = named("token_rep_layer.bert_layer.model", encoder_model(kind, config))
         if config.hidden_size != width:
-            tensors |= _named("token_rep_layer.projection", torch.nn.Linear(config.hidden_size, width))
+            tensors |= named("token_rep_layer.projection", torch.nn.Linear(config.hidden_size, width))
         if labels:
-            tensors |= _named("token_rep_layer.labels_encoder.model", encoder_model(labels, labels_config))
+            tensors |= named("token_rep_layer.labels_encoder.model", encoder_model(labels, labels_config))
             if labels_config.hidden_size != width:
-                tensors |= _named(
-                    "token_rep_layer.labels_projection", torch.nn.Linear(labels_config.hidden_size, width)
-                )
+                tensors |= named("token_rep_layer.labels_projection", torch.nn.Linear(labels_config.hidden_size, width))
         if layers := settings["num_rnn_layers"]:
-            tensors |= _named("rnn.lstm", torch.nn.LSTM(width, width // 2, layers, bidirectional=True))
+            tensors |= named("rnn.lstm", torch.nn.LSTM(width, width // 2, layers, bidirectional=True))
         tensors |= (
             _of_words(width) if settings["span_mode"] == "token_level" else _of_spans(width, settings["span_mode"])
         )
@@ -186,29 +184,29 @@ def _of_spans(width: int, mode: str) -> dict[str, torch.Tensor]:
     layer, is_linear = "span_rep_layer.span_rep_layer", mode == "marker"
     tensors: dict[str, torch.Tensor] = {}
     for place in ("project_start", "project_end"):
-        tensors |= _mlp(f"{layer}.{place}", width, width, inner=2 * width if is_linear else None)
+        tensors |= mlp(f"{layer}.{place}", width, width, inner=2 * width if is_linear else None)
     if is_linear:
-        tensors |= _named(f"{layer}.out_project", torch.nn.Linear(2 * width, width))
+        tensors |= named(f"{layer}.out_project", torch.nn.Linear(2 * width, width))
     else:
-        tensors |= _mlp(f"{layer}.out_project", 2 * width, width)
-    return tensors | _mlp("prompt_rep_layer", width, width)
+        tensors |= mlp(f"{layer}.out_project", 2 * width, width)
+    return tensors | mlp("prompt_rep_layer", width, width)
 
 
 def _of_words(width: int) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for part in ("proj_token", "proj_label"):
-        tensors |= _named(f"scorer.{part}", torch.nn.Linear(width, 2 * width))
-    return tensors | _mlp("scorer.out_mlp", 3 * width, width, 3)
+        tensors |= named(f"scorer.{part}", torch.nn.Linear(width, 2 * width))
+    return tensors | mlp("scorer.out_mlp", 3 * width, width, 3)
 
 
-def _named(prefix: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def named(prefix: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
 
 
-def _mlp(
+def mlp(
     prefix: str, entering: int, width: int, leaving: int | None = None, inner: int | None = None
 ) -> dict[str, torch.Tensor]:
     """Two linear layers; ReLU and dropout between them have no tensors."""
     inner = inner or 4 * width
     first, second = torch.nn.Linear(entering, inner), torch.nn.Linear(inner, leaving or width)
-    return {**_named(f"{prefix}.0", first), **_named(f"{prefix}.3", second)}
+    return {**named(f"{prefix}.0", first), **named(f"{prefix}.3", second)}

@@ -86,18 +86,18 @@ def _is_same(value: object, same: object) -> bool:
 
 # vLLM's words. To pad to the longest of a batch changes nothing.
 Padding: TypeAlias = Annotated[
-    Refused, refused("leave it out; texts are padded as the model was built", "do_not_pad", "longest", False, True)
+    Refused, refused("leave it out; padding is the model's", "do_not_pad", "longest", False, True)
 ]
 ProcessorOptions: TypeAlias = Annotated[Refused, refused("leave it out; images are read as built", False, {}, [])]
 
 # Of requests that score pairs.
 QueryLimit: TypeAlias = Annotated[Refused, refused("leave it out; the longer text is cut", -1, 0)]
 PairTemplateOptions: TypeAlias = Annotated[
-    Refused, refused("send instruction; the template is fixed when a model is built", False, {}, [])
+    Refused, refused("send instruction; the template is the artifact's", False, {}, [])
 ]
 
 # Of vLLM's requests with messages.
-OfChats: TypeAlias = Annotated[Refused, refused("leave it out; no chat template is applied", False, {}, [])]
+OfChats: TypeAlias = Annotated[Refused, refused("leave it out; it is of chats", False, {}, [])]
 
 # What vLLM's use_activation was before.
 FormerActivation: TypeAlias = Annotated[Refused, refused("send use_activation", True)]

@@ -25,6 +25,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.routes.classify import LabelScore
 from bei.server.routes.openai_embeddings import Usage, usage
+from bei.tasks.entity_relations import EntityForm, entity_texts
 from bei.tasks.extract import ExtractTask, Span, extract, inputs_of
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
@@ -41,7 +42,7 @@ _Label = Annotated[str, limits(minLength=1, pattern=r"\S")]
 
 
 class ExtractRequest(Tiered, kw_only=True):
-    """Texts and labels. Long texts are read in windows: nothing is cut."""
+    """Texts and what to find."""
 
     model: Model | None = None
     input: Text | Annotated[list[Text], limits_of_inputs]
@@ -49,25 +50,28 @@ class ExtractRequest(Tiered, kw_only=True):
         Annotated[list[_Label], limits(minItems=1, maxItems=MAX_INPUTS, uniqueItems=True)]
         | Annotated[dict[_Label, str | LabelForm], limits(minProperties=1, maxProperties=MAX_INPUTS)]
         | None,
-        Meta(description="What to find, in words: all different. GLiNER2 reads `{name: description}` too."),
+        Meta(description="What to find: all different. GLiNER2 reads `{name: description}` too."),
     ] = None
     structures: Annotated[
         Annotated[dict[_Label, StructureForm | list[str | FieldForm]], limits(minProperties=1)] | None,
-        Meta(description="Records with fields to find, by name, in gliner2's form (GLiNER2)."),
+        Meta(description="Records to find, by name, in gliner2's form (GLiNER2)."),
     ] = None
     relations: Annotated[
         Annotated[list[_Label], limits(minItems=1, uniqueItems=True)]
         | Annotated[dict[_Label, str | RelationForm], limits(minProperties=1)]
         | None,
-        Meta(description="Relations whose heads and tails to find (GLiNER2); `{name: description}` too."),
+        Meta(description="What heads and tails to find (GLiNER2; `{name: description}` too), or to score (GLiREL)."),
     ] = None
     classifications: Annotated[
         Annotated[list[ClassesForm], limits(minItems=1)] | None, Meta(description="What to classify by (GLiNER2).")
     ] = None
-    entities: Annotated[Refused, refused("send labels")] = UNSET
+    entities: Annotated[
+        list[list[EntityForm]] | None,
+        Meta(description="Of each text, for relations (GLiREL)."),
+    ] = None
     schema: Annotated[Refused, refused("send its parts")] = UNSET
     entity_attributes: Annotated[Refused, refused("ask for each as a label")] = UNSET
-    overlap_policy: Annotated[Refused, refused("flat and multi_label say which spans are left")] = UNSET
+    overlap_policy: Annotated[Refused, refused("send flat and multi_label")] = UNSET
     threshold: Annotated[
         Share | dict[str, Share], Meta(description="Spans score above it: one number, or one for a label.")
     ] = THRESHOLD
@@ -118,12 +122,21 @@ class ExtractResponse(TypedDict):
 
 
 async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
-    """Find spans of each text for `labels`. A long text is read in windows that overlap, and nothing of it is cut."""
+    """Find spans of each text for `labels`, of a long one in windows that overlap, or score relations of `entities`."""
     service = context.able("extract", body.model)
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    asked = checked_request(body.labels, body.structures, body.relations, body.classifications, body.threshold, service)
+    texts = entity_texts(texts, body.entities, service)
+    asked = checked_request(
+        body.labels,
+        body.structures,
+        body.relations,
+        body.classifications,
+        body.threshold,
+        service,
+        has_entities=body.entities is not None,
+    )
     check_span_settings(asked, body.threshold, flat=body.flat, multi_label=body.multi_label)
     labels, schema = asked
     task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)

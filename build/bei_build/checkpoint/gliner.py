@@ -69,8 +69,8 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
             f"{path} describes a GLiNER of another kind ({other or settings.get('span_mode')}, {kind}); with "
             f"{num_encoders} encoder{'s' * (num_encoders - 1)} bei builds {' and '.join(_ARCHITECTURES[num_encoders])}."
         )
-    encoder = settings.get("encoder_config") or _backbone(settings.get("model_name"))
-    if not isinstance(encoder, dict):
+    encoder = encoder_config(settings)
+    if encoder is None:
         raise CheckpointError(
             f"{path} has no encoder_config, and model_name is {settings.get('model_name')!r}; bei knows the configs of "
             f"{', '.join(_BACKBONES)}. Load the model with the gliner library and save it with save_pretrained, which "
@@ -108,9 +108,10 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
-def has_encoder_config(settings: Mapping[str, Any]) -> bool:
-    """True if ``settings`` have the encoder's config, or the name of one that is known here."""
-    return bool(settings.get("encoder_config")) or _backbone(settings.get("model_name")) is not None
+def encoder_config(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The encoder's config that ``settings`` have, or the one that is known here by its name; None: neither."""
+    found = settings.get("encoder_config") or _backbone(settings.get("model_name"))
+    return found if isinstance(found, dict) else None
 
 
 def _backbone(name: object) -> dict[str, Any] | None:
@@ -148,6 +149,25 @@ def own_tokens(config: Any) -> tuple[str, ...]:
     return tuple(token for token in ("[FLERT]", *named) if isinstance(token, str))
 
 
+def max_words(file: str, settings: Mapping[str, Any]) -> int:
+    """Words that a model reads at once, by ``settings`` of ``file``. Raises CheckpointError."""
+    most = settings.get("max_len", _DEFAULTS["max_len"])
+    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST_WORDS:
+        raise CheckpointError(f"{file} has max_len = {most!r}: it must be a number of words from 1 to {_MOST_WORDS}.")
+    return most
+
+
+def token_ids(file: str, tokens: Mapping[str, object], tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of ``tokens``, by the keys that ``file`` has for them. Raises CheckpointError."""
+    ids: dict[str, int] = {}
+    for key, token in tokens.items():
+        index = tokenizer.token_to_id(token) if isinstance(token, str) else None
+        if index is None:
+            raise CheckpointError(f"{file} has {key} = {token!r}, which is no token of the tokenizer.")
+        ids[key] = index
+    return ids
+
+
 # Keys of the library's other models.
 _OTHERS = ("labels_decoder", "relations_layer")
 _TOKENIZERS = ("tokenizer.json", "spm.model", "vocab.txt")
@@ -161,9 +181,7 @@ def extraction_of(spec: ModelSpec, config: Any, tokenizer: Tokenizer) -> Extract
     if spec.embeddings.type_vocab_size > 1:
         raise CheckpointError(f"{FILE} has an encoder with token types, which bei's spans do not read.")
     settings = {**_DEFAULTS, **config.gliner}
-    most = settings["max_len"]
-    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST_WORDS:
-        raise CheckpointError(f"{FILE} has max_len = {most!r}: it must be a number of words from 1 to {_MOST_WORDS}.")
+    most = max_words(FILE, settings)
     by_word = scores_words(settings)
     max_width = most if by_word else spec.dimensions["span_logits"]
     if has_two_encoders(settings):
@@ -181,13 +199,7 @@ def extraction_of(spec: ModelSpec, config: Any, tokenizer: Tokenizer) -> Extract
             by_word=by_word,
             label_width=width_of(settings),
         )
-    ids: dict[str, int] = {}
-    for key in ("ent_token", "sep_token"):
-        token = settings[key]
-        index = tokenizer.token_to_id(token) if isinstance(token, str) else None
-        if index is None:
-            raise CheckpointError(f"{FILE} has {key} = {token!r}, which is no token of the tokenizer.")
-        ids[key] = index
+    ids = token_ids(FILE, {key: settings[key] for key in ("ent_token", "sep_token")}, tokenizer)
     index = settings.get("class_token_index", -1)
     if index not in (-1, ids["ent_token"]):
         raise CheckpointError(

@@ -17,7 +17,7 @@ from bei.artifact.manifest import CheckpointSource
 from bei.artifact.store import sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
-from bei_build.checkpoint import decoder_processor, gliner2
+from bei_build.checkpoint import decoder_processor, gliner2, glirel
 from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
@@ -124,8 +124,8 @@ def read_checkpoint(
         lowercase=files.do_lower_case,
         markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
-        added=(*own_tokens(config), *gliner2.own_tokens(config)),
-        model_type=family.model_type if hasattr(config, "gliner") else "",
+        added=(*own_tokens(config), *gliner2.own_tokens(config), *glirel.own_tokens(config)),
+        model_type=family.model_type if hasattr(config, "gliner") or hasattr(config, "glirel") else "",
         around=decoder_processor.around_texts(folder, family),
     )
     library = open_tokenizer(folder, tokenizer_settings)
@@ -174,6 +174,8 @@ def read_checkpoint(
         tied = bool(getattr(config, "tie_word_embeddings", True))
         spec = with_adapters(spec, family, folder, adapters, tied=tied, fp8=fp8, packed=packed)
     has_schema = hasattr(config, "gliner2")
+    extracts = gliner2.extraction_of if has_schema else extraction_of
+    extracts = glirel.extraction_of if hasattr(config, "glirel") else extracts
     return Checkpoint(
         location=location,
         files=files,
@@ -193,7 +195,7 @@ def read_checkpoint(
         fp8=fp8,
         packed=packed,
         token_weights=token_weights,
-        extraction=(gliner2.extraction_of if has_schema else extraction_of)(spec, config, tokenizer),
+        extraction=extracts(spec, config, tokenizer),
         listwise=listwise_of(spec, tokenizer, longest, said),
         labelling=(gliner2.labelling_of if has_schema else labelling_of)(spec, config, tokenizer),
         option_markers=option_markers_of(spec, tokenizer, folder),
@@ -306,8 +308,8 @@ def _raw_config(folder: Path, static: StaticClass | None) -> dict[str, Any]:
         raise CheckpointError(f"{folder} holds an adapter, and is no checkpoint's own folder. Build the adapter's own.")
     if static and not path.is_file():
         return {**_STATIC[static], "usual_length": stored_truncation(folder)}
-    if not path.is_file() and (found := gliner_config(folder)) is not None:
-        check_sizes(folder / GLINER_CONFIG, found)
+    if not path.is_file() and (found := gliner_config(folder) or glirel.glirel_config(folder)) is not None:
+        check_sizes(folder / (glirel.FILE if "glirel" in found else GLINER_CONFIG), found)
         return found
     if not path.is_file():
         kind = foreign_kind(folder)

@@ -25,7 +25,8 @@ BI_WORDS_ARCHITECTURE = "BiEncoderTokenGLiNER"
 TWO_ENCODERS = (BI_ARCHITECTURE, BI_WORDS_ARCHITECTURE)
 TOKEN_LEVEL = ("gliner_uni_encoder_token", "gliner_bi_encoder_token")
 _ENCODER = "encoder_model_type"
-_BACKBONE = "token_rep_layer.bert_layer.model."
+BACKBONE = "token_rep_layer.bert_layer.model."
+PROJECTION = "token_rep_layer.projection"
 _LABELS_BACKBONE = "token_rep_layer.labels_encoder.model."
 LABELS_PROJECTION = "labels_projection"
 _STORED_PROJECTION = "token_rep_layer.labels_projection"
@@ -96,14 +97,9 @@ def _count(settings: Mapping[str, Any], key: str, default: int, most: int, *, le
 
 def _weights() -> dict[str, str]:
     """Of up to the most LSTM layers: names that the spec does not have are not looked up."""
-    names = {"projection": "token_rep_layer.projection"}
-    for index in range(_MOST_RECURRENT):
-        for direction, suffix in (("ahead", ""), ("back", "_reverse")):
-            for ours, theirs in (("input", "ih"), ("hidden", "hh")):
-                for kind in ("weight", "bias"):
-                    for head in ("spans", "words"):
-                        name = f"{head}.rnn.{index}.{direction}.{ours}.{kind}"
-                        names[name] = f"rnn.lstm.{kind}_{theirs}_l{index}{suffix}"
+    names = {"projection": PROJECTION}
+    for head in ("spans", "words"):
+        names |= recurrent_weights(head, _MOST_RECURRENT)
     places = {"start": "project_start", "end": "project_end", "out": "out_project"}
     modules = {part: f"span_rep_layer.span_rep_layer.{place}" for part, place in places.items()}
     for part, module in {**modules, "label": "prompt_rep_layer"}.items():
@@ -111,6 +107,17 @@ def _weights() -> dict[str, str]:
     names["spans.out"] = modules["out"]  # one layer
     names |= {f"words.{part}": f"scorer.proj_{place}" for part, place in (("word", "token"), ("label", "label"))}
     return names | {"words.out.0": "scorer.out_mlp.0", "words.out.1": "scorer.out_mlp.3"}
+
+
+def recurrent_weights(head: str, num_layers: int) -> dict[str, str]:
+    """Names of the LSTMs' weights, of the layer ``head``."""
+    return {
+        f"{head}.rnn.{index}.{direction}.{ours}.{kind}": f"rnn.lstm.{kind}_{theirs}_l{index}{suffix}"
+        for index in range(num_layers)
+        for direction, suffix in (("ahead", ""), ("back", "_reverse"))
+        for ours, theirs in (("input", "ih"), ("hidden", "hh"))
+        for kind in ("weight", "bias")
+    }
 
 
 def _variant(raw: Mapping[str, Any]) -> Family | None:
@@ -127,7 +134,7 @@ def _of(backbone: Family) -> Family:
         backbone,
         aliases=(MODEL_TYPE,),
         architectures={ARCHITECTURE: _scores, WORDS_ARCHITECTURE: _scores},
-        prefix=_BACKBONE,
+        prefix=BACKBONE,
         weights={**backbone.weights, **_weights()},
         translate=_translate,
         reference_class=None,  # transformers has no such heads
@@ -147,7 +154,7 @@ def _beside_labels(family: Family) -> Family:
 
 def of_labels(family: Family) -> Family:
     """The encoder of labels, which is one of ``family``, in the checkpoint of both."""
-    others = (_BACKBONE, "token_rep_layer.projection.", "span_rep_layer.", "prompt_rep_layer.", "rnn.", "scorer.")
+    others = (BACKBONE, f"{PROJECTION}.", "span_rep_layer.", "prompt_rep_layer.", "rnn.", "scorer.")
     return replace(
         family,
         prefix=_LABELS_BACKBONE,

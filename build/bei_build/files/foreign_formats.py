@@ -11,11 +11,6 @@ _SETTINGS = "Put the model's config.json and tokenizer beside it."
 _KINDS = (
     ("*.onnx", f"an ONNX export. {_SETTINGS}"),
     ("onnx/*.onnx", f"an ONNX export. {_SETTINGS}"),
-    (
-        "glirel_config.json",
-        "a GLiREL: bei does not score relations between entities that a request names. GLiNER2 finds entities and "
-        "relations in one pass",
-    ),
     ("openvino_model.xml", f"an OpenVINO export. {_FROM_THE_ORIGINAL}"),
     ("tf_model.h5", "weights of TensorFlow. Save them with transformers' from_pretrained(..., from_tf=True) first"),
     ("flax_model.msgpack", "weights of Flax. Save them with transformers' from_pretrained(..., from_flax=True) first"),

@@ -16,6 +16,7 @@ from bei_build.onnx_graph.attention_pool import emit_attention_pool
 from bei_build.onnx_graph.label_scores import emit_label_scores
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.likelihood import emit_likelihood
+from bei_build.onnx_graph.relation_scores import emit_relation_scores
 from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
@@ -27,6 +28,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    RelationScoresSpec,
     ScaledTanhSpec,
     SpanScoresSpec,
     WordScoresSpec,
@@ -148,6 +150,8 @@ class HeadEmitter:
             return emit_span_scores(graph, self._read, value, layer, name)
         if isinstance(layer, WordScoresSpec):
             return emit_word_scores(graph, self._read, value, layer, name)
+        if isinstance(layer, RelationScoresSpec):
+            return emit_relation_scores(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # the eps of torch.nn.functional.normalize
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)

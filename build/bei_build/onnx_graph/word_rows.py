@@ -1,4 +1,5 @@
-"""Words and labels of a step, read by the heads that score them (``SpanScoresSpec``, ``WordScoresSpec``).
+"""Words and labels of a step, read by the heads that score them (``SpanScoresSpec``, ``WordScoresSpec``,
+``RelationScoresSpec``).
 
 Rows are flat, [B * W, n] and [B * C, n], wherever a matrix is applied to them.
 """
@@ -12,7 +13,7 @@ import numpy as np
 from bei.engine.packing import label_vectors
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import RelationScoresSpec, SpanScoresSpec, WordScoresSpec
 
 # PyTorch's gates are input, forget, cell, output; ONNX's input, output, forget, cell.
 _GATES = (0, 3, 1, 2)
@@ -25,7 +26,7 @@ class WordRows:
         self,
         graph: GraphWriter,
         read: Callable[[str], FloatArray],
-        layer: SpanScoresSpec | WordScoresSpec,
+        layer: SpanScoresSpec | WordScoresSpec | RelationScoresSpec,
         name: str,
     ) -> None:
         self.graph = graph
@@ -41,16 +42,21 @@ class WordRows:
 
     def words(self, value: str) -> str:
         """Rows of all words for token states ``value`` [T, width], through the LSTMs."""
-        # Words without tokens are zeros, a row behind those of the tokens.
-        with_zeros = self.graph.op("Pad", [value, self.graph.constant([0, 0, 1, 0])], f"{self.name}.with_zeros")
-        words = self.rows_at(with_zeros, self.word_slots, f"{self.name}.words")
+        return self.recurrent(self.rows_at(self.with_zeros(value), self.word_slots, f"{self.name}.words"))
+
+    def with_zeros(self, value: str) -> str:
+        """``value`` [T, width] with a row of zeros behind it, of words without tokens."""
+        return self.graph.op("Pad", [value, self.graph.constant([0, 0, 1, 0])], f"{self.name}.with_zeros")
+
+    def recurrent(self, words: str) -> str:
+        """Flat rows of ``words`` through the LSTMs."""
         for index in range(self._layer.recurrent_layers):
             words = self._recurrent(words, index)
         return words
 
     def labels(self, value: str) -> str:
         """Rows of all labels: token states, or given vectors."""
-        if self._layer.given_labels:
+        if not isinstance(self._layer, RelationScoresSpec) and self._layer.given_labels:
             width = self._layer.width
             given = self.graph.input(label_vectors(width), DType.FP32, ["R", width])
             value = self.graph.cast(given, self.graph.types.compute, f"{self.name}.label.given")

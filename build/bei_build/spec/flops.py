@@ -17,6 +17,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    RelationScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
 )
@@ -111,6 +112,11 @@ def _head_layer_flops(layer: object) -> int:
         return 2 * (2 * layer.width**2 + rows + out)  # the text's side is one row a sequence
     if isinstance(layer, LikelihoodSpec):
         return 2 * layer.width * layer.vocabulary
+    if isinstance(layer, RelationScoresSpec):
+        # As for one label, with every token a word and an entity.
+        projection = 2 * layer.width * layer.state_width * layer.is_projected
+        mlps = 2 * (4 + 2 + 2) * 4 * layer.width**2  # of starts and ends, of entities, and the half of pairs
+        return projection + 2 * 2 * 3 * layer.width**2 + mlps + layer.max_entities * 2 * 4 * layer.width
     if isinstance(layer, SpanScoresSpec | WordScoresSpec):
         # As for one label, with every token a word; each further label costs its products with the spans or words.
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)

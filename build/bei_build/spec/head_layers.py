@@ -114,6 +114,42 @@ class WordScoresSpec:
 
 
 @dataclass(frozen=True)
+class RelationScoresSpec:
+    """Scores of all pairs of a sequence's entities for all its labels (GLiREL, arXiv:2501.03172, with "markerv1" and
+    the scorer "dot" of its code).
+
+    Words and labels are the tokens that the batch marks (``bei.engine.words``), entities the words that it names
+    (``bei.engine.entity_pairs``), up to ``max_entities``. States of tokens have ``state_width`` numbers; words and
+    labels are projected to ``width``, where that is another one, and a word without tokens is a projected zero. A
+    bidirectional LSTM reads the words. With MLPs of one hidden layer of 4 * ``width`` and a ReLU, an entity from word i
+    to word j is e = out(relu([start(w_i), end(w_j)])), and a pair scores label c with pair([e_head, e_tail]) *
+    label(l_c).
+
+    ``averages_labels``: a label is the mean of its marked token and the one behind it.
+
+    Its weights are those of the LSTM, as of ``SpanScoresSpec``, the linear layer ``{name}.projection``, and two linear
+    layers ``.0`` and ``.1`` of each MLP, ``{name}.{start|end|out|pair|label}``.
+    """
+
+    name: str
+    width: int
+    state_width: int
+    max_entities: int
+    averages_labels: bool = False
+    recurrent_layers: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Scores of an entity for one label."""
+        return self.max_entities
+
+    @property
+    def is_projected(self) -> bool:
+        """True if words and labels have another width than the states of tokens."""
+        return self.state_width != self.width
+
+
+@dataclass(frozen=True)
 class LabelScoresSpec:
     """The score of every token, as the state of a label, for the text that it stands in (GLiClass, arXiv:2508.07662).
 
@@ -211,6 +247,7 @@ HeadLayer: TypeAlias = (
     | LatentAttentionSpec
     | SpanScoresSpec
     | WordScoresSpec
+    | RelationScoresSpec
     | LikelihoodSpec
     | LabelScoresSpec
 )

@@ -20,6 +20,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    RelationScoresSpec,
     ScaledTanhSpec,
     SpanScoresSpec,
     WordScoresSpec,
@@ -50,12 +51,14 @@ from bei_build.spec.weight_shapes import (
     layer_weights,
     linear_weights,
     norm_weights,
+    relation_scores_weights,
     shared_attention_weights,
     span_scores_weights,
 )
 
 # Outputs of heads: one row per sequence, or (the last nine) a row per token. Rows of "span_logits" are as wide as the
-# labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
+# labels of a step need, by labels, then by widths of a span, by parts of spans, or by the second entities of pairs: the
+# dimension is that of one label.
 # "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
 # token's probability behind those in front of it. "label_logits": the score of each token as a label's.
 # "option_logits": that of each token as an option's marker.
@@ -232,6 +235,8 @@ def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
         yield from latent_attention_weights(layer)
     elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
         yield from span_scores_weights(layer)
+    elif isinstance(layer, RelationScoresSpec):
+        yield from relation_scores_weights(layer)
     elif isinstance(layer, LabelScoresSpec):
         yield from label_scores_weights(layer)
     elif isinstance(layer, LikelihoodSpec):
@@ -247,7 +252,7 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
-        elif isinstance(layer, SpanScoresSpec | WordScoresSpec | LikelihoodSpec | LabelScoresSpec):
+        elif isinstance(layer, SpanScoresSpec | WordScoresSpec | RelationScoresSpec | LikelihoodSpec | LabelScoresSpec):
             width = layer.columns
         elif isinstance(layer, JoinRowsSpec):
             width *= layer.count

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TypeAlias
 
-from bei_build.spec.head_layers import CountingSpec, LabelScoresSpec, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import (
+    CountingSpec,
+    LabelScoresSpec,
+    RelationScoresSpec,
+    SpanScoresSpec,
+    WordScoresSpec,
+)
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -104,11 +110,8 @@ def label_scores_weights(layer: LabelScoresSpec) -> Iterator[tuple[str, Shape]]:
 
 def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tuple[str, Shape]]:
     """Weights of a head that scores spans of words, or words of spans."""
-    name, width, half = layer.name, layer.width, layer.width // 2
-    for index in range(layer.recurrent_layers):
-        for direction in ("ahead", "back"):
-            yield from linear_weights(f"{name}.rnn.{index}.{direction}.input", 4 * half, width, bias=True)
-            yield from linear_weights(f"{name}.rnn.{index}.{direction}.hidden", 4 * half, half, bias=True)
+    name, width = layer.name, layer.width
+    yield from _recurrent_weights(name, width, layer.recurrent_layers)
     if isinstance(layer, WordScoresSpec):
         for part in ("word", "label"):
             yield from linear_weights(f"{name}.{part}", 2 * width, width, bias=True)
@@ -122,11 +125,34 @@ def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tupl
         mlps["out"] = (2 * width, 4 * width)
     if not layer.counting:
         mlps["label"] = (width, 4 * width)
+    yield from _two_layer_weights(name, mlps, width)
+    if layer.counting:
+        yield from _counting_weights(f"{name}.schema", width, layer.counting)
+
+
+def relation_scores_weights(layer: RelationScoresSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head that scores pairs of entities."""
+    name, width = layer.name, layer.width
+    if layer.is_projected:
+        yield from linear_weights(f"{name}.projection", width, layer.state_width, bias=True)
+    yield from _recurrent_weights(name, width, layer.recurrent_layers)
+    of_one = dict.fromkeys(("start", "end", "label"), (width, 4 * width))
+    yield from _two_layer_weights(name, of_one | dict.fromkeys(("out", "pair"), (2 * width, 4 * width)), width)
+
+
+def _recurrent_weights(name: str, width: int, num_layers: int) -> Iterator[tuple[str, Shape]]:
+    half = width // 2
+    for index in range(num_layers):
+        for direction in ("ahead", "back"):
+            yield from linear_weights(f"{name}.rnn.{index}.{direction}.input", 4 * half, width, bias=True)
+            yield from linear_weights(f"{name}.rnn.{index}.{direction}.hidden", 4 * half, half, bias=True)
+
+
+def _two_layer_weights(name: str, mlps: Mapping[str, tuple[int, int]], width: int) -> Iterator[tuple[str, Shape]]:
+    """Of MLPs with one hidden layer: what enters each, and its hidden numbers."""
     for part, (entering, inner) in mlps.items():
         yield from linear_weights(f"{name}.{part}.0", inner, entering, bias=True)
         yield from linear_weights(f"{name}.{part}.1", width, inner, bias=True)
-    if layer.counting:
-        yield from _counting_weights(f"{name}.schema", width, layer.counting)
 
 
 def _counting_weights(name: str, width: int, counting: CountingSpec) -> Iterator[tuple[str, Shape]]:

@@ -21,6 +21,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    RelationScoresSpec,
     ScaledTanhSpec,
     SpanScoresSpec,
     WordScoresSpec,
@@ -35,6 +36,7 @@ from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
+from bei_build.torch_graph.relation_scores import RelationScores
 from bei_build.torch_graph.scaled_tanh import ScaledTanh
 from bei_build.torch_graph.span_scores import SpanScores, WordScores
 
@@ -74,7 +76,7 @@ class _Layer:
             value = value.float()
         if isinstance(self.spec, DenseSpec):
             return self._dense(self.spec, value)
-        if isinstance(self.module, SpanScores | WordScores):
+        if isinstance(self.module, SpanScores | WordScores | RelationScores):
             return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
@@ -185,6 +187,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = SpanScores(layer, options)
     elif isinstance(layer, WordScoresSpec):
         module = WordScores(layer, options)
+    elif isinstance(layer, RelationScoresSpec):
+        module = RelationScores(layer, options)
     elif isinstance(layer, LabelScoresSpec):
         module = LabelScores(layer, options)
     elif isinstance(layer, LikelihoodSpec):

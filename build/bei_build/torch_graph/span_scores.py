@@ -24,30 +24,30 @@ class SpanScores(nn.Module):
         self._spec = spec
         width = spec.width
         self.rnn = WordReader(width, spec.recurrent_layers, options)
-        self.start = _mlp(width, spec.end_width, width, options)
-        self.end = _mlp(width, spec.end_width, width, options)
+        self.start = two_layers(width, spec.end_width, width, options)
+        self.end = two_layers(width, spec.end_width, width, options)
         if spec.linear:
             self.out: nn.Module = Linear(2 * width, width, True, options)
         else:
-            self.out = _mlp(2 * width, 4 * width, width, options)
+            self.out = two_layers(2 * width, 4 * width, width, options)
         self.schema = SchemaLabels(spec.counting, width, options) if spec.counting else None
         if self.schema is None:
-            self.label = _mlp(width, 4 * width, width, options)
+            self.label = two_layers(width, 4 * width, width, options)
 
     def forward(self, value: Tensor, step: PackedStep) -> Tensor:
         """Scores [T, C * max_width] of the token states ``value`` [T, width]."""
         sizes, most = step["word_slots"].shape, self._spec.max_width
         words = self.rnn.words(value, step)
-        starts = _through(self.start, words).reshape(*sizes, -1)
-        ends = _through(self.end, words)[step["word_ends"].long()]
+        starts = through(self.start, words).reshape(*sizes, -1)
+        ends = through(self.end, words)[step["word_ends"].long()]
         last = ends[:, -1:].expand(-1, most - 1, -1)
         spans = torch.cat([ends, last], dim=1).unfold(1, most, 1).transpose(2, 3)  # [B, W, max_width, width]
         pairs = torch.cat([starts.unsqueeze(2).expand_as(spans), spans], dim=-1).relu()
         if self.schema is None:
-            labels = _through(self.label, labels_of(self._spec, value, step))
+            labels = through(self.label, labels_of(self._spec, value, step))
         else:
             labels = self.schema(value, step)[step["column_slots"].long()]
-        scores = torch.einsum("bwkd,bcd->bwck", _through(self.out, pairs), labels)
+        scores = torch.einsum("bwkd,bcd->bwck", through(self.out, pairs), labels)
         if self.schema is not None:
             scores = self.schema.with_counts(scores, value, step)
         return scores.flatten(2).flatten(0, 1)[step["token_words"].long()]
@@ -75,14 +75,15 @@ class WordScores(nn.Module):
         labels = self.label(labels_of(self._spec, value, step)).unsqueeze(1)
         words, labels = (side.expand(-1, sizes[1], labels.shape[2], -1).chunk(2, dim=-1) for side in (words, labels))
         pairs = torch.cat([words[0], labels[0], words[1] * labels[1]], dim=-1)
-        return _through(self.out, pairs).flatten(2).flatten(0, 1)[step["token_words"].long()]
+        return through(self.out, pairs).flatten(2).flatten(0, 1)[step["token_words"].long()]
 
 
-def _mlp(entering: int, inner: int, leaving: int, options: TensorOptions) -> nn.ModuleList:
+def two_layers(entering: int, inner: int, leaving: int, options: TensorOptions) -> nn.ModuleList:
+    """An MLP of one hidden layer."""
     return nn.ModuleList([Linear(entering, inner, True, options), Linear(inner, leaving, True, options)])
 
 
-def _through(mlp: nn.Module, value: Tensor) -> Tensor:
+def through(mlp: nn.Module, value: Tensor) -> Tensor:
     """Of two linear layers, or of one."""
     if not isinstance(mlp, nn.ModuleList):
         alone: Tensor = mlp(value)

@@ -22,6 +22,11 @@ def labels_of(spec: SpanScoresSpec | WordScoresSpec, value: Tensor, step: Packed
     return rows[step["label_slots"].long()]
 
 
+def with_zeros(value: Tensor) -> Tensor:
+    """``value`` [T, width] with a row of zeros behind it, of words without tokens."""
+    return torch.cat([value, value.new_zeros(1, value.shape[1])])
+
+
 class WordReader(nn.ModuleList):
     """``layers`` bidirectional LSTMs over words of ``width`` numbers."""
 
@@ -33,8 +38,11 @@ class WordReader(nn.ModuleList):
     def words(self, value: Tensor, step: PackedStep) -> Tensor:
         """Flat rows [B * W, width] of all words for token states ``value`` [T, width]."""
         slots = step["word_slots"].long()
-        with_zeros = torch.cat([value, value.new_zeros(1, value.shape[1])])  # of words without tokens
-        words = with_zeros[slots.flatten()]
+        return self.read(with_zeros(value)[slots.flatten()], step)
+
+    def read(self, words: Tensor, step: PackedStep) -> Tensor:
+        """Flat rows of ``words`` through the LSTMs."""
+        slots = step["word_slots"]
         reversal = step["word_reversal"].flatten().long()
         for layer in self:
             assert isinstance(layer, _BothWays)

@@ -84,7 +84,7 @@ def test_windows_are_read_so_many_at_once_that_their_scores_fit_into_memory(
         return await infer(self, request, **asked)
 
     monkeypatch.setattr(InferenceService, "infer", noted)
-    monkeypatch.setattr(extraction, "_MOST_SCORES", most)
+    monkeypatch.setattr(extraction, "MOST_SCORES", most)
     found = extracted(tmp_path / "again")
     assert (found.spans, found.lengths) == (expected.spans, expected.lengths)
     assert max(num_inputs) == {1: 1, 12: 2, 40: 4}[most]

@@ -21,6 +21,7 @@ REMOTE_CODE = (
     "DecisionModel",
     "GLiClassModel",
     "GLiNER2",
+    "GLiREL",
     "GmeQwen2VL",
     "HF_ColBERT",
     "JinaBertForMaskedLM",

@@ -244,13 +244,6 @@ def test_tokenizer_and_config_are_those_of_the_encoder_that_is_named(tmp_path: P
         build_artifact(bare, tmp_path / "out")
 
 
-def test_a_model_of_relations_between_given_entities_is_refused_by_name(tmp_path: Path) -> None:
-    write_json(tmp_path / "glirel_config.json", {"model_name": "microsoft/deberta-v3-large"})
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(CheckpointError, match=r"a GLiREL: .*GLiNER2 finds entities and relations"):
-        build_artifact(tmp_path, tmp_path / "out")
-
-
 _KNOWN = "microsoft/deberta-v3-xsmall"
 
 

@@ -30,6 +30,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"labels": {}}, "labels is empty"),
     ({"structures": {"cat": ["name"]}}, "leave structures out"),
     ({"labels": ["cat"], "relations": ["eats"]}, "leave relations out"),
+    ({"labels": ["cat"], "entities": [[]]}, "send labels, and leave entities out"),
+    ({"labels": ["cat"], "entities": [[{"start": 2, "end": 1, "kind": "a"}]]}, "kind"),
     ({"labels": ["cat"], "schema": {"entities": ["cat"]}}, "schema"),
     ({"labels": ["cat"], "classifications": []}, "classifications"),
     ({"labels": {"cat": "an animal"}}, "reads names of labels alone"),
