@@ -98,7 +98,8 @@ class BatchManager:
         now_s = time.monotonic()
         if submission.lane == "interactive":
             self._gate.gate.note_interactive()
-        hits, unknown = list[Answer](), list[Answer]()
+        at_once: list[Answer] = []
+        num_cached = 0
         with self._lock:
             if self._death is not None:
                 raise EngineDeadError(self._death)
@@ -108,23 +109,25 @@ class BatchManager:
             cache = None if submission.is_fresh else self._cache
             for item in submission.items:
                 entry = self._entry(submission, item, now_s)
-                row = cache.get(entry.identity, entry.outputs) if cache is not None else None
+                row = None if cache is None else cache.get(entry.identity, entry.outputs)
                 if row is not None:
-                    hits.append(Answer(submission.request_id, item.place, row))
+                    num_cached += 1
+                    at_once.append(Answer(submission.request_id, item.place, row))
                     continue
                 joined = self._joined(entry, fresh, now_s)
                 if submission.is_probe and joined is entry:
                     del fresh[entry.identity]
-                    unknown.append(Answer(submission.request_id, item.place, {}))
+                    at_once.append(Answer(submission.request_id, item.place, {}))
                     continue
                 self._entries_of.setdefault(submission.request_id, set()).add(joined)
-            self._queues.add(fresh.values())
             if fresh:
+                self._queues.add(fresh.values())
                 self._wakes.notify(len(fresh))
-            if hits or unknown:  # under the lock: ``close`` ends the delivery behind whatever was accepted
-                self._finished.put(hits + unknown)
-        num_shared = len(submission.items) - len(fresh) - len(hits) - len(unknown)
-        self._metrics.shared(in_flight=num_shared, cached=len(hits))
+            if at_once:  # under the lock: ``close`` ends the delivery behind whatever was accepted
+                self._finished.put(at_once)
+        num_shared = len(submission.items) - len(fresh) - len(at_once)
+        if num_shared or num_cached:
+            self._metrics.shared(in_flight=num_shared, cached=num_cached)
 
     def cancel(self, request_id: int) -> None:
         """Forget the request; entries that nobody else waits for leave the queue."""

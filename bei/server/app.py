@@ -213,15 +213,17 @@ class Routing:
         self._end_in_slashes = {path for path in paths if path.endswith("/")}
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["path"].endswith("/") and scope["path"] not in self._end_in_slashes:
-            _move(scope, scope["path"].rstrip("/") or "/")
-        if scope["path"] in self._other_paths:
-            _move(scope, self._other_paths[scope["path"]])
-        dialect, path = self._dialects.of(scope)
-        if dialect is not None and (dialect.owns(scope["path"]) or self._has(scope, path)):
+        path = asked = scope["path"]
+        if path.endswith("/") and path not in self._end_in_slashes:
+            path = path.rstrip("/") or "/"
+        path = self._other_paths.get(path, path)
+        dialect, mounted = self._dialects.of(scope["headers"], path)
+        if dialect is not None and (dialect.owns(path) or self._has(scope, mounted)):
             scope[FORM_KEY] = dialect.error_form
-            _move(scope, path)
-        endpoint = self._hot.get(scope["path"])
+            path = mounted
+        if path != asked:
+            scope["path"], scope["raw_path"] = path, path.encode()
+        endpoint = self._hot.get(path)
         if endpoint is not None and scope["method"] == "POST":
             scope[SCOPE_ENDPOINT] = endpoint
             scope[SCOPE_RECORD].route = endpoint.path
@@ -230,11 +232,6 @@ class Routing:
     def _has(self, scope: Scope, path: str) -> bool:
         placed = {**scope, "path": path, "raw_path": path.encode()}
         return path in self._hot or any(route.matches(placed)[0] is Match.FULL for route in self._router.routes)
-
-
-def _move(scope: Scope, path: str) -> None:
-    if path != scope["path"]:
-        scope["path"], scope["raw_path"] = path, path.encode()
 
 
 class HotRoutes:

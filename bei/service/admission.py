@@ -168,9 +168,13 @@ class Ticket:
         with self._admission.lock:
             if not self._is_open:
                 return
-            tokens = min(estimated.num_tokens, self._expected.num_tokens)
-            seconds = min(estimated.seconds, self._expected.seconds)
-            self._expected = Demand(self._expected.num_tokens - tokens, self._expected.seconds - seconds)
+            expected = self._expected
+            if estimated is expected:  # of all inputs
+                tokens, seconds, self._expected = expected.num_tokens, expected.seconds, NO_DEMAND
+            else:
+                tokens = min(estimated.num_tokens, expected.num_tokens)
+                seconds = min(estimated.seconds, expected.seconds)
+                self._expected = Demand(expected.num_tokens - tokens, expected.seconds - seconds)
             self._queued_tokens += num_tokens
             self._admission.count(self.lane, num_tokens - tokens, -seconds)
 
@@ -184,9 +188,9 @@ class Ticket:
     def close(self) -> None:
         """Release all demand and tokens that the ticket still holds."""
         with self._admission.lock:
-            held = Demand(self.held_tokens, self._expected.seconds)
-            self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
-            self._admission.closed(self, held)
+            num_tokens, expected_s = self.held_tokens, self._expected.seconds
+            self._expected, self._queued_tokens, self._is_open = NO_DEMAND, 0, False
+            self._admission.closed(self, num_tokens, expected_s)
 
     def __enter__(self) -> Ticket:
         return self
@@ -346,9 +350,10 @@ class Admission:
         if self._elsewhere is not None and self._is_worth_telling(lane):
             self._tell()
 
-    def closed(self, ticket: Ticket, held: Demand) -> None:
-        """Remove ``ticket``, which still ``held`` this demand. The caller holds the lock."""
-        self._change(ticket.lane, -held.num_tokens, -held.seconds)
+    def closed(self, ticket: Ticket, num_tokens: int, expected_s: float) -> None:
+        """Remove ``ticket``, which still held ``num_tokens`` and ``expected_s``. The caller holds the lock."""
+        if num_tokens or expected_s:
+            self._change(ticket.lane, -num_tokens, -expected_s)
         if ticket in self._open:
             self._open.discard(ticket)
             self._accepted_s -= ticket.admitted.seconds
@@ -366,7 +371,8 @@ class Admission:
         self.num_tokens += num_tokens
         if lane == "bulk":
             self._bulk_tokens += num_tokens
-        self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
+        if expected_s:
+            self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
 
     def _is_worth_telling(self, lane: Lane) -> bool:
         untold_tokens = self._told.num_tokens - self.num_tokens

@@ -98,13 +98,15 @@ class InputReaders:
     ) -> Demand:
         """The estimated demand of ``inputs``, each by what its tower's steps cost. ``of_texts``: of so many tokens
         each."""
+        if self.images is None:
+            return of_texts(self.estimated_lengths(inputs, whole=whole, num_around=num_around))
         texts = [value for value in inputs if not isinstance(value, ImageInput | ImagesInText)]
         images = [value for value in inputs if isinstance(value, ImageInput)]
         demand = of_texts(self.estimated_lengths(texts, whole=whole, num_around=num_around)) if texts else NO_DEMAND
         if within := [value for value in inputs if isinstance(value, ImagesInText)]:
             images += [image for value in within for image in value.images]
             demand = demand.plus(of_texts([estimated_length(value.num_chars, self._max_seq_len) for value in within]))
-        if images and self.images is not None:
+        if images:
             demand = demand.plus(self.images.demand(images))
         return demand
 

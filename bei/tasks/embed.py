@@ -44,6 +44,8 @@ from bei.utils.threads import off_loop
 # Sparse vectors of more texts are made off the event loop.
 _MANY_TEXTS = 32
 
+# Types of inputs without an image.
+_WITHOUT_IMAGE = frozenset((str, list))
 # Inputs that no prompt is put in front of.
 _PROMPTLESS = (list, ImageInput)
 # Those with an image.
@@ -92,7 +94,7 @@ class CheckedTask(NamedTuple):
     @property
     def num_around(self) -> int:
         """Characters of the prompt, which are read with each text."""
-        return num_chars(self.prompt)
+        return num_chars(self.prompt) if self.prompt else 0
 
     def on(self, manifest: Manifest, inputs: Seq[Given], failed: Mapping[int, BeiError] | None) -> CheckedTask:
         """The same task for other inputs."""
@@ -196,10 +198,11 @@ async def embed_inputs(service: ModelService, checked: CheckedTask, *, ticket: T
     if checked.prompt and not manifest.embedding.pools_prompt:
         options = replace(options, unpooled_prompt=split_prompt(checked.prompt)[0])
     answer = await service.infer(checked.model_request(options), ticket=ticket, outputs={output})
-    vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
         shorten = partial(cut, dimensions=width, normalize=normalize) if is_cut else None
         vectors = await computed(answer.rows, output, shorten)
+    else:  # every input has an error
+        vectors = np.zeros((0, width), np.float32)
     largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
     vectors = answer.spread_rows(vectors)
     return Embeddings(
@@ -336,6 +339,8 @@ def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> Emb
     """``task``, of which inputs with images fail that ``image_error`` refuses. Raises it where the answer is to be
     whole."""
     given: Seq[Given] = task.inputs
+    if _WITHOUT_IMAGE.issuperset(map(type, given)):
+        return task
     images = {place: value for place, value in enumerate(given) if isinstance(value, _WITH_IMAGE)}
     if not images:
         return task

@@ -58,7 +58,7 @@ def headers(_: Path) -> Trial:
     readers: tuple[Callable[[list[tuple[bytes, bytes]]], object], ...] = (
         urgency_of,
         answer_form,
-        lambda given: dialects.of({"path": "/embed", "headers": given}),
+        lambda given: dialects.of(given, "/embed"),
         lambda given: keys.check({"headers": given}),
         lambda given: checked_headers("1.1", given),
     )

@@ -7,13 +7,12 @@ starts the server with ``--dialect``: a path is then looked for under the mount 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from starlette.responses import Response
-from starlette.types import Scope
 
 from bei.errors import BeiError, InvalidRequestError
 from bei.metrics.registry import CONTENT_TYPE
@@ -129,12 +128,11 @@ class Dialects:
     def __iter__(self) -> Iterator[Dialect]:
         return iter(self._by_name.values())
 
-    def of(self, scope: Scope) -> tuple[Dialect | None, str]:
+    def of(self, headers: Iterable[tuple[bytes, bytes]], path: str) -> tuple[Dialect | None, str]:
         """The dialect that a request asks for, and the path on which it has it.
 
         Raises InvalidRequestError where the header names a dialect that there is not.
         """
-        path: str = scope["path"]
         first = path[1:].partition("/")[0]
         mounted = self._by_name.get(first)
         if mounted is not None:
@@ -143,8 +141,8 @@ class Dialects:
         if at_root is not None:
             return at_root, f"/{at_root.name}{path}"
         name = self._default
-        if HEADER in names_of(scope["headers"]):
-            name = next(value for key, value in scope["headers"] if key == HEADER).decode("latin-1").strip()
+        if HEADER in names_of(headers):
+            name = next(value for key, value in headers if key == HEADER).decode("latin-1").strip()
         if name == OWN:
             return None, path
         dialect = self._by_name.get(name)

@@ -98,9 +98,9 @@ async def embedded(
 def checked_task(context: RequestContext, service: InferenceService, task: EmbedTask, name: TaskName) -> CheckedTask:
     """``check_task``, whose warnings go to the client, behind the checks of ``context``."""
     inputs, param = task.inputs, task.param
-    if len(task.prompt or "") * len(inputs) > _MOST_PROMPT_CHARS:
+    if task.prompt is not None and len(task.prompt) * len(inputs) > _MOST_PROMPT_CHARS:
         raise InvalidRequestError(
-            f"A prompt of {len(task.prompt or '')} characters in front of {len(inputs)} inputs is too much at once: "
+            f"A prompt of {len(task.prompt)} characters in front of {len(inputs)} inputs is too much at once: "
             "shorten it, or split the request.",
             "prompt",
         )

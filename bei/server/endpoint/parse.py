@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.lenient_json import read_again
-from bei.server.endpoint.refused_fields import Rule, check_rules, rules_of
+from bei.server.endpoint.refused_fields import Refusal, refusal_of
 from bei.utils.json_keys import key_twice
 from bei.utils.threads import off_loop
 
@@ -62,12 +62,12 @@ def read_now(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Re
 def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
     """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError, also for a field that
     is asked for and not honoured."""
-    return partial(_decoded, msgspec.json.Decoder(request), rules_of(request))
+    return partial(_decoded, msgspec.json.Decoder(request), refusal_of(request))
 
 
 def packed_parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
     """As ``parser``, of bodies in MessagePack."""
-    return partial(_decoded, msgspec.msgpack.Decoder(request), rules_of(request), form="MessagePack")
+    return partial(_decoded, msgspec.msgpack.Decoder(request), refusal_of(request), form="MessagePack")
 
 
 def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:
@@ -111,7 +111,7 @@ def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
     names = ", ".join(parsers)
 
     def parse(body: bytes) -> Any:
-        given = _decoded(_fields_decoder, {}, body)
+        given = _decoded(_fields_decoder, None, body)
         found = [field for field in parsers if field in given and bytes(given[field]) != b"null"]
         if len(found) != 1:
             has = ", ".join(found) or "none of them"
@@ -250,7 +250,7 @@ def _param_in(message: str) -> str | None:
 
 def _decoded(
     decoder: msgspec.json.Decoder[RequestT] | msgspec.msgpack.Decoder[RequestT],
-    rules: Mapping[str, Rule],
+    refusal: Refusal | None,
     body: bytes,
     form: str = "JSON in UTF-8",
 ) -> RequestT:
@@ -262,6 +262,6 @@ def _decoded(
         raise MalformedRequestError(f"The body is not valid {form}: {error}.") from error
     except RecursionError as error:
         raise MalformedRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
-    if rules:
-        check_rules(found, rules)
+    if refusal is not None:
+        refusal.check(found)
     return found

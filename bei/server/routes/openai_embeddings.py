@@ -234,18 +234,17 @@ async def create_embeddings(
     body, inputs = request.body.settled(), request.inputs
     if body.modality == "image":  # Infinity's and NIM's word
         inputs = [ImageInput(value, "input") if isinstance(value, str) else value for value in inputs]
-    texts = [value for value in inputs if isinstance(value, str)]
-    has_ids = len(texts) < len(inputs) and any(isinstance(value, list) for value in inputs)
+    kinds = {*map(type, inputs)}
     form = body.form()
     service = context.able(form.task, body.model)
     if body.lora_path is not None:
         service = _adapted(service, body.lora_path, len(inputs))
-    if has_ids and not accepts_ids:
+    if list in kinds and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
-    if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
-        what = "dense vectors only" if form.is_sparse else "texts only, not with token ids or images"
-        raise InvalidRequestError(f"late_chunking works with {what}: leave it out.", "late_chunking")
     if body.late_chunking:
+        if form.is_sparse or kinds != {str}:
+            what = "dense vectors only" if form.is_sparse else "texts only, not with token ids or images"
+            raise InvalidRequestError(f"late_chunking works with {what}: leave it out.", "late_chunking")
         _check_uncut(body)
     asked = body.embed_task(
         inputs,
