@@ -149,6 +149,11 @@ class Encoding(NamedTuple):
         return len(self.input_ids)
 
     @property
+    def has_ids_only(self) -> bool:
+        """True if nothing but the token ids matters to an engine, as of most texts."""
+        return self.token_type_ids is None and self[4:] == _NOTHING_BESIDE_IDS
+
+    @property
     def is_for_second(self) -> bool:
         """True for what the second tower reads of a model that has two: an image or a label, not a text."""
         return self.image is not None or self.is_label
@@ -179,6 +184,10 @@ class Encoding(NamedTuple):
         none, to ask whether its answer is known."""
         features = [image.with_states(own) for image, own in zip(self.images, rows, strict=True)]
         return self._replace(images=(), features=(*features,))
+
+
+# Of an Encoding, from ``num_keys`` on.
+_NOTHING_BESIDE_IDS = (None, 0, 0, None, None, False, None)
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
@@ -276,8 +285,7 @@ class FeatureTable(NamedTuple):
         return self._replace(slots=self.slots[tokens], spans=own)
 
 
-@dataclass(frozen=True)
-class PackedBatch:
+class PackedBatch(NamedTuple):
     """Sequences laid end to end without padding: what an engine runs once.
 
     ``input_ids`` is int32 [T]; ``cu_seqlens`` int32 [B+1], starts at 0, strictly increasing, ends at T.
@@ -326,6 +334,8 @@ class PackedBatch:
         arrays = [encoding.input_ids for encoding in encodings]
         cu_seqlens = np.array([0, *accumulate(map(len, arrays))], np.int32)
         input_ids = np.concatenate(arrays, dtype=np.int32)
+        if all([encoding.has_ids_only for encoding in encodings]):
+            return cls(input_ids, cu_seqlens)
         images = [encoding.image for encoding in encodings if encoding.image is not None]
         if images:
             if len(images) < len(encodings):

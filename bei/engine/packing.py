@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -357,7 +356,7 @@ def _shared_inputs(
     elif not sizes.holds(batch, names):
         raise ValueError(f"a batch of {batch.num_computed} computed tokens does not fit into {sizes}")
     fillers = sizes.sequences - batch.batch_size
-    tensors = graph_inputs(replace(batch, shared=None), names, sizes._replace(tokens=batch.num_tokens + fillers))
+    tensors = graph_inputs(batch._replace(shared=None), names, sizes._replace(tokens=batch.num_tokens + fillers))
     for name, values in tensors.items():
         if name in _OF_SHARED_TOKENS:
             tensors[name] = np.zeros(sizes.tokens, np.int32)

@@ -6,7 +6,6 @@ Sequences in the order of their texts share most with their neighbours, so a pre
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -56,7 +55,7 @@ def sharing(batch: PackedBatch) -> PackedBatch:
     bounds = batch.cu_seqlens.tolist()
     ids = np.ascontiguousarray(batch.input_ids).tobytes()
     lengths = shared_lengths([ids[_ID_BYTES * start : _ID_BYTES * end] for start, end in pairwise(bounds)])
-    return replace(batch, shared=_shared_tokens(bounds, lengths)) if lengths else batch
+    return batch._replace(shared=_shared_tokens(bounds, lengths)) if lengths else batch
 
 
 def _shared_tokens(bounds: Seq[int], lengths: Seq[tuple[int, int]]) -> SharedTokens:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -305,7 +303,7 @@ def test_room_for_filler_tokens_is_made_for_packed_attention_alone() -> None:
 @given(lengths=batches_of_lengths, data=st.data())
 def test_every_token_knows_its_sequence_and_whether_it_counts(lengths: list[int], data: st.DataObject) -> None:
     left_out = np.array([data.draw(st.integers(0, length)) for length in lengths], np.int32)
-    batch = replace(batch_of(lengths), unpooled_lens=left_out)
+    batch = batch_of(lengths)._replace(unpooled_lens=left_out)
     tensors = graph_inputs(batch, ["sequence_ids", "token_pool_mask", "cu_query_lens", "pool_mask", "unpad_index"])
     sequence, starts = int32(tensors, "sequence_ids"), int32(tensors, "cu_query_lens")
     num_owned = starts[-1]  # with a token of each filler sequence

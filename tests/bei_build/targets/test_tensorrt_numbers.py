@@ -246,7 +246,7 @@ def test_both_graphs_leave_tokens_out_of_means(tmp_path: Path, pooling: Pooling)
 def partial_batch() -> PackedBatch:
     """Sequences in which 1 to all tokens are keys."""
     batch = mixed_batch()
-    return replace(batch, key_lens=np.array([1, 2, 3, 17, 1, 20, 8], np.int32))
+    return batch._replace(key_lens=np.array([1, 2, 3, 17, 1, 20, 8], np.int32))
 
 
 @pytest.mark.parametrize("attention", PARTIAL_KEYS.values(), ids=PARTIAL_KEYS)

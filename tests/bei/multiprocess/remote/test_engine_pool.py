@@ -134,7 +134,7 @@ def test_a_step_with_every_field_is_run_as_it_is(machine: Any) -> None:
 
 def test_shared_tokens_of_a_step_arrive(machine: Any) -> None:
     engine = FakeEngine(LIMITS)
-    batch = replace(batch_of([1, 2, 3], [1, 2, 4]), shared=SharedTokens(ids(0, 1, 2, 5), ids(0, 1, 2, 0, 1, 3)))
+    batch = batch_of([1, 2, 3], [1, 2, 4])._replace(shared=SharedTokens(ids(0, 1, 2, 5), ids(0, 1, 2, 0, 1, 3)))
     machine(engine).remote.run(batch, {"embedding"})
     (ran,) = engine.batches
     assert ran.num_computed == 4
