@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import ceil
@@ -92,21 +92,26 @@ NO_DEMAND = Demand(0, 0.0)
 class Accepted(NamedTuple):
     """A model's accepted and unanswered work: open requests, their tokens, the engine seconds of all of them, done or
     not, and, by lane, the engine seconds of inputs that are not tokenized yet; of the tokens those in the lane bulk;
-    and the number of flows."""
+    and the number of flows. Numbers alone: processes share them as they are (``bei.multiprocess.shared_memory``)."""
 
     num_open: int
     num_tokens: int
     seconds: float
-    expected_s: Mapping[Lane, float]
+    interactive_s: float
+    bulk_s: float
     bulk_tokens: int
     num_flows: int
+
+    def expected_s(self, lane: Lane) -> float:
+        """Engine seconds of inputs of one lane that are not tokenized yet."""
+        return self.bulk_s if lane == "bulk" else self.interactive_s
 
     def tokens_in(self, lane: Lane) -> int:
         """Of one lane."""
         return self.bulk_tokens if lane == "bulk" else self.num_tokens - self.bulk_tokens
 
 
-_NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0), 0, 0)
+_NOTHING = Accepted(0, 0, 0.0, 0.0, 0.0, 0, 0)
 
 
 class Elsewhere(Protocol):
@@ -304,8 +309,7 @@ class Admission:
     def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted, of: tuple[int, float] | None = None) -> float:
         """``of``: a flow, and the seconds that its request takes: so much of each other flow runs before it is done
         (the queue is fair), and all that the flow has already."""
-        expected_s = others.expected_s
-        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + expected_s[name] for name in LANES}
+        queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + others.expected_s(name) for name in LANES}
         if of is not None:
             queued[lane] = self._ahead_s(lane, queued[lane], others, *of)
         ahead_s = stats.running_s + queued["interactive"]
@@ -375,9 +379,10 @@ class Admission:
             self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
 
     def _is_worth_telling(self, lane: Lane) -> bool:
-        untold_tokens = self._told.num_tokens - self.num_tokens
-        untold_s = self._told.expected_s[lane] - self._expected_s[lane]
-        return not 0 <= untold_tokens <= self._most_untold.num_tokens or untold_s > self._most_untold.seconds
+        told, most = self._told, self._most_untold
+        if not 0 <= told.num_tokens - self.num_tokens <= most.num_tokens:
+            return True
+        return told.expected_s(lane) - self._expected_s[lane] > most.seconds
 
     def _tell(self, num_coming: int = 0, coming: Demand = NO_DEMAND, lane: Lane = "interactive", flow: int = 0) -> None:
         """Tell the other processes the work that this one has accepted. The caller holds the lock.
@@ -387,13 +392,20 @@ class Admission:
         """
         if self._elsewhere is None:
             return
-        expected_s = self._expected_s.copy()
-        expected_s[lane] += coming.seconds
-        num_open, num_tokens = len(self._open) + num_coming, self.num_tokens + coming.num_tokens
-        bulk_tokens = self._bulk_tokens + (coming.num_tokens if lane == "bulk" else 0)
-        num_flows = len(self._num_open_of) + (num_coming and flow not in self._num_open_of)
-        seconds = self._accepted_s + coming.seconds
-        self._told = Accepted(num_open, num_tokens, seconds, expected_s, bulk_tokens, num_flows)
+        interactive_s, bulk_s, bulk_tokens = *self._expected_s.values(), self._bulk_tokens
+        if lane == "bulk":
+            bulk_s, bulk_tokens = bulk_s + coming.seconds, bulk_tokens + coming.num_tokens
+        else:
+            interactive_s += coming.seconds
+        self._told = Accepted(
+            len(self._open) + num_coming,
+            self.num_tokens + coming.num_tokens,
+            self._accepted_s + coming.seconds,
+            interactive_s,
+            bulk_s,
+            bulk_tokens,
+            len(self._num_open_of) + (num_coming and flow not in self._num_open_of),
+        )
         self._elsewhere.tell(self._told)
 
     def _others(self) -> Accepted:

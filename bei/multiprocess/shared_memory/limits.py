@@ -10,21 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from bei.multiprocess.shared_memory import limits_page
 from bei.multiprocess.shared_memory.limits_page import SharedPage
-from bei.port import Lane
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http.connections import ConnectionCounts
 from bei.service.admission import Accepted
 
-_NS = 1_000_000_000
-
 # A front end whose event loop has not come by for so long accepts nothing.
-_ALIVE_NS = 2 * _NS
+_ALIVE_NS = 2_000_000_000
 
 # The wait that a client is told where a process that does not run has its bucket.
 _BUSY_S = 0.1
+
+_NOTHING = Accepted(0, 0, 0.0, 0.0, 0.0, 0, 0)
 
 
 class SharedLimits:
@@ -55,9 +55,12 @@ class SharedMemory:
         self._held, self._refused = held, refused
         self._seen = self._refused_before()
 
-    def tell(self, own: int) -> int:
-        """This process holds ``own``. Returns what the others hold together."""
+    def tell(self, own: int) -> None:
+        """This process holds ``own``."""
         self._page.write(self._held, own)
+
+    def others(self) -> int:
+        """What the others hold together."""
         return sum(self._page.of_others(self._held))
 
     def refuse(self) -> None:
@@ -100,33 +103,32 @@ class SharedFrontEnds:
 
 class ModelCell:
     """The words of one model in the cell, summed over the services that this process has of it: two while it is
-    swapped. Whole numbers, so that nothing is left when they are subtracted."""
+    swapped."""
 
     def __init__(self, page: SharedPage, model: int) -> None:
         self._page = page
         self._model = model
-        self._held: dict[object, Seq[int]] = {}  # by service, but for those that use nothing
+        self._held: dict[object, Accepted] = {}  # by service, but for those that have accepted nothing
         self._lock = threading.Lock()
 
-    def tell(self, service: object, words: Seq[int]) -> None:
+    def tell(self, service: object, own: Accepted) -> None:
         with self._lock:
-            if any(words):
-                self._held[service] = words
-                is_alone = len(self._held) == 1
+            if own.num_open:
+                self._held[service] = own
             else:
                 self._held.pop(service, None)
-                is_alone = not self._held
-            self._page.write_model(self._model, words if is_alone else _sums(self._held.values()))
+            is_alone = len(self._held) <= bool(own.num_open)
+            self._page.write_model(self._model, own if is_alone else _sum(self._held.values()))
 
-    def others(self, service: object) -> Seq[int]:
-        """Each word, summed over all services of all front ends but one."""
-        here = [words for other, words in list(self._held.items()) if other is not service]
+    def others(self, service: object) -> Accepted:
+        """The sum over all services of all front ends but one."""
+        here = [accepted for other, accepted in list(self._held.items()) if other is not service]
         held = [*self._page.model_of_others(self._model), *here]
-        return held[0] if len(held) == 1 else _sums(held)
+        return Accepted(*held[0]) if len(held) == 1 else _sum(held)
 
 
-def _sums(held: Iterable[Seq[int]]) -> Seq[int]:
-    return [sum(words) for words in zip([0] * limits_page.OF_MODEL, *held, strict=True)]
+def _sum(held: Iterable[Seq[Any]]) -> Accepted:
+    return Accepted(*(sum(words) for words in zip(_NOTHING, *held, strict=True)))
 
 
 class AcceptedElsewhere:
@@ -136,14 +138,10 @@ class AcceptedElsewhere:
         self._cell = cell
 
     def tell(self, own: Accepted) -> None:
-        seconds = (own.seconds, own.expected_s["interactive"], own.expected_s["bulk"])
-        ns = [int(of * _NS) for of in seconds]
-        self._cell.tell(self, (own.num_open, own.num_tokens, *ns, own.bulk_tokens, own.num_flows))
+        self._cell.tell(self, own)
 
     def others(self) -> Accepted:
-        num_open, num_tokens, ns, interactive_ns, bulk_ns, bulk_tokens, num_flows = self._cell.others(self)
-        expected_s: dict[Lane, float] = {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS}
-        return Accepted(num_open, num_tokens, ns / _NS, expected_s, bulk_tokens, num_flows)
+        return self._cell.others(self)
 
 
 class SharedBucket(Bucket):

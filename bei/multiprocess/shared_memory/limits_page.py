@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from bei.errors import ConfigError
 
@@ -42,7 +42,8 @@ ANSWER_BYTES: Final = 6
 ANSWERS_REFUSED: Final = 7
 _FIRST_OF_MODELS: Final = 8
 OF_MODEL: Final = 7
-_MODEL_STRUCT: Final = struct.Struct(f"@{OF_MODEL}q")  # native: each word is copied whole
+# As ``bei.service.admission.Accepted`` has them. Native: each word is copied whole.
+_MODEL_STRUCT: Final = struct.Struct("@2q3d2q")
 
 # A lock is held for some microseconds; who does not get it for so long waits for a process that does not run.
 _PATIENCE_S: Final = 0.05
@@ -58,8 +59,7 @@ class SharedPage:
 
     def __init__(self, descriptor: int, num_cells: int, num_models: int, cell: int | None = None) -> None:
         self._descriptor = descriptor
-        self._num_cells = num_cells
-        self._cell = cell
+        self.num_cells = num_cells
         self._cell_words = _FIRST_OF_MODELS + num_models * OF_MODEL
         self._first_bucket = num_cells * self._cell_words
         num_bytes = (self._first_bucket + _MOST_BUCKETS * _BUCKET_WORDS) * _WORD
@@ -67,6 +67,9 @@ class SharedPage:
             os.ftruncate(descriptor, num_bytes)
         self._memory = mmap.mmap(descriptor, num_bytes)
         self._words = memoryview(self._memory).cast("q")
+        first = num_cells if cell is None else cell  # of another process: none
+        self._own = self._words[first * self._cell_words : min(first + 1, num_cells) * self._cell_words]
+        self._other_cells = [other * self._cell_words for other in range(num_cells) if other != cell]
         self._floats = memoryview(self._memory).cast("d")
         self._claiming = threading.Lock()
 
@@ -79,6 +82,7 @@ class SharedPage:
 
     def close(self) -> None:
         """Whatever was got from here must not be used any more."""
+        self._own.release()
         self._words.release()
         self._floats.release()
         self._memory.close()
@@ -92,31 +96,23 @@ class SharedPage:
     # Cells.
 
     def read(self, word: int) -> int:
-        return self._words[self._own(word)]
+        return self._own[word]
 
     def write(self, word: int, value: int) -> None:
-        self._words[self._own(word)] = value
+        self._own[word] = value
 
     def of_others(self, word: int) -> list[int]:
         """A word of every other cell."""
-        found = self._words[word : self._first_bucket : self._cell_words].tolist()
-        if self._cell is not None:
-            del found[self._cell]
-        return found
+        return [self._words[cell + word] for cell in self._other_cells]
 
-    def write_model(self, model: int, values: Iterable[int]) -> None:
+    def write_model(self, model: int, values: Iterable[float]) -> None:
         """The words of a model, of one's own cell."""
-        _MODEL_STRUCT.pack_into(self._memory, self._own(_FIRST_OF_MODELS + model * OF_MODEL) * _WORD, *values)
+        _MODEL_STRUCT.pack_into(self._own, (_FIRST_OF_MODELS + model * OF_MODEL) * _WORD, *values)
 
-    def model_of_others(self, model: int) -> list[tuple[int, ...]]:
+    def model_of_others(self, model: int) -> list[tuple[Any, ...]]:
         """The words of a model, of every other cell."""
         first = _FIRST_OF_MODELS + model * OF_MODEL
-        cells = (cell for cell in range(self._num_cells) if cell != self._cell)
-        return [_MODEL_STRUCT.unpack_from(self._memory, (cell * self._cell_words + first) * _WORD) for cell in cells]
-
-    def _own(self, word: int) -> int:
-        assert self._cell is not None, "only front ends have cells"
-        return self._cell * self._cell_words + word
+        return [_MODEL_STRUCT.unpack_from(self._memory, (cell + first) * _WORD) for cell in self._other_cells]
 
     # Words that several processes change.
 

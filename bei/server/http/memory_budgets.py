@@ -34,8 +34,11 @@ class MemoryPeers(Protocol):
     """The bytes of one memory budget in this process and in the others. Thread-safe as long as ``tell`` calls do not
     overlap."""
 
-    def tell(self, own: int) -> int:
-        """Publish that this process holds ``own``. Returns the sum that the others have published."""
+    def tell(self, own: int) -> None:
+        """Publish that this process holds ``own``."""
+
+    def others(self) -> int:
+        """The sum that the others have published."""
 
     def refuse(self) -> None:
         """Count a transfer that was refused because of what the others hold: one of them ends a slow one."""
@@ -47,7 +50,10 @@ class MemoryPeers(Protocol):
 class NoPeers:
     """The server is one process."""
 
-    def tell(self, own: int) -> int:
+    def tell(self, own: int) -> None:
+        """No-op."""
+
+    def others(self) -> int:
         return 0
 
     def refuse(self) -> None:
@@ -98,7 +104,8 @@ class MemoryBudget(ABC, Generic[TransferT]):
     def _make_room(self) -> bool:
         """True if what is held fits, once the slowest have yielded. False if it would not, even if all slow ones did:
         then none does."""
-        others = self._elsewhere.tell(self.held)
+        self._elsewhere.tell(self.held)
+        others = self._elsewhere.others()
         excess = self.held + others - self.limit
         if excess <= 0:
             return True
@@ -266,7 +273,8 @@ class AnswerMemory(MemoryBudget["AnswerAccount"]):
                 self._elsewhere.tell(self.held)
             elif not self._make_room():
                 self.held -= more
-                others = self._elsewhere.tell(self.held)
+                self._elsewhere.tell(self.held)
+                others = self._elsewhere.others()
                 raise OverloadedError(
                     f"The answers under way take about {self.held + others} bytes, and this one {more}, more than "
                     f"{self.limit} together: retry later, or ask for less at a time.",

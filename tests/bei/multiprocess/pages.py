@@ -35,7 +35,7 @@ class Other:
     def __init__(self, page: SharedPage, code: str, cell: int | None = None) -> None:
         descriptor = page.fileno()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PRELUDE.format(descriptor=descriptor, num_cells=page._num_cells, cell=cell) + code],
+            [sys.executable, "-c", _PRELUDE.format(descriptor=descriptor, num_cells=page.num_cells, cell=cell) + code],
             pass_fds=[descriptor],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -281,7 +281,7 @@ def test_threads_that_grow_an_answer_while_it_is_released_leave_nothing() -> Non
 
 
 def test_answers_that_come_while_slow_ones_are_looked_for_wait_for_that() -> None:
-    refused = SimpleNamespace(refused=lambda: 1, tell=lambda held: 0, refuse=lambda: None)
+    refused = SimpleNamespace(refused=lambda: 1, tell=lambda held: None, others=lambda: 0, refuse=lambda: None)
     memory = AnswerMemory(100, refused)
 
     class Looked(AnswerAccount):
