@@ -38,7 +38,7 @@ class Item(NamedTuple):
     encoding: Encoding
 
 
-class Submission(msgspec.Struct, frozen=True):
+class Submission(msgspec.Struct, frozen=True, array_like=True):
     """Sequences of one request. A request may come in several submissions, all with its ``request_id``.
 
     ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.

@@ -207,11 +207,13 @@ class RecentSteps:
 
     def add(self, num_sequences: int, num_tokens: int, num_slots: int, engine_s: float) -> None:
         """Count a step that ran for ``engine_s`` seconds."""
-        counted: Seq[float] = (1, num_sequences, num_tokens, num_slots, engine_s)
         with self._lock:
-            place = self._ring.place()
-            for index, value in enumerate(counted):
-                self._ring.flat[place + index] += value
+            flat, place = self._ring.flat, self._ring.place()
+            flat[place] += 1
+            flat[place + 1] += num_sequences
+            flat[place + 2] += num_tokens
+            flat[place + 3] += num_slots
+            flat[place + 4] += engine_s
 
     def window(self) -> MinuteWindow:
         """The last minute, for ``step_sums``."""

@@ -189,8 +189,7 @@ def _run(
         expected = batch.num_tokens if name in per_token else batch.batch_size
         if len(values) != expected:
             raise EngineError(f"The engine answered {len(values)} rows of {name} instead of {expected}.")
-    finite = finite_sequences(outputs, batch, per_token)
-    poisoned = [index for index, is_finite in enumerate(finite.tolist()) if not is_finite]
+    poisoned: list[int] = np.flatnonzero(~finite_sequences(outputs, batch, per_token)).tolist()
     return _Ran(outputs, batch, wanted, per_token, on_failure), poisoned
 
 

@@ -143,17 +143,15 @@ class FairQueue:
     def _first_of(self, flow: _Flow, seconds: float) -> list[Waiting]:
         """The most urgent entries of ``flow``, of so many predicted ``seconds``; the last may go beyond."""
         entries: list[Waiting] = []
-        claims: list[tuple[float, int]] = []
-        end = 0
-        for end, claim in enumerate(flow.backlog, 1):  # noqa: B007
-            entry = self._entries.get(claim[1])
-            if entry is None:
-                continue
-            entries.append(entry)
-            claims.append(claim)
-            seconds -= entry.cost_s
-            if seconds <= 0:
-                break
-        if len(claims) < end:
-            flow.backlog[:end] = claims
+        num_seen = 0
+        for _, arrival in flow.backlog:
+            num_seen += 1
+            entry = self._entries.get(arrival)
+            if entry is not None:
+                entries.append(entry)
+                seconds -= entry.cost_s
+                if seconds <= 0:
+                    break
+        if len(entries) < num_seen:
+            flow.backlog[:num_seen] = [claim for claim in flow.backlog[:num_seen] if claim[1] in self._entries]
         return entries

@@ -42,12 +42,10 @@ class ServedShares:
     def add(self, now_s: float, seconds: float, entries: Seq[Entry]) -> None:
         """A step of ``entries`` ran for ``seconds``; each lane has its part by tokens."""
         self._fade(now_s)
-        tokens: dict[Lane, int] = dict.fromkeys(LANES, 0)
-        for entry in entries:
-            tokens[entry.lane] += entry.num_tokens
-        total = sum(tokens.values())
-        for lane, count in tokens.items():
-            self._served_s[lane] += seconds * count / total
+        total = sum([entry.num_tokens for entry in entries])
+        bulk = sum([entry.num_tokens for entry in entries if entry.lane == "bulk"])
+        self._served_s["bulk"] += seconds * bulk / total
+        self._served_s["interactive"] += seconds * (total - bulk) / total
 
     def recent_s(self, now_s: float) -> Mapping[Lane, float]:
         self._fade(now_s)
@@ -68,10 +66,11 @@ class ServedShares:
         return round(min(1.0, share), 2)  # so it soon stands still on an idle engine, and is not told again
 
     def _fade(self, now_s: float) -> None:
-        factor = exp(min(0.0, self._at_s - now_s) / _MEMORY_S)
-        self._at_s = max(self._at_s, now_s)
-        for lane in self._served_s:
-            self._served_s[lane] *= factor
+        if now_s > self._at_s:
+            factor = exp((self._at_s - now_s) / _MEMORY_S)
+            self._at_s = now_s
+            self._served_s["interactive"] *= factor
+            self._served_s["bulk"] *= factor
 
 
 def _most_tokens(costs: StepCosts, limits: Limits, length: int) -> int:

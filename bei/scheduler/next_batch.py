@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from copy import copy
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple, Protocol
 
@@ -57,8 +56,7 @@ class LaneView(NamedTuple):
     urgent: int
 
 
-@dataclass(frozen=True)
-class StepBounds:
+class StepBounds(NamedTuple):
     """Bounds on the size of the next step, besides the engine's limits.
 
     ``lead`` is the lane whose most urgent sequence the step is built around. It grows up to ``max_tokens`` and, in

@@ -229,12 +229,13 @@ class _LaneQueue:
             self.sorted = [key for key in self.sorted if key.arrival in self.entries]
         self._left(doomed)
 
-    def _left(self, members: Iterable[Entry]) -> None:
-        for entry in members:
-            self.num_tokens -= entry.num_tokens
-            self.cost_s -= entry.cost_s
-            if self.texts is not None and entry.text is not None:
-                self.texts.remove(entry.text, entry.arrival)
+    def _left(self, members: Collection[Entry]) -> None:
+        self.num_tokens -= sum([entry.num_tokens for entry in members])
+        self.cost_s -= sum([entry.cost_s for entry in members])
+        if self.texts is not None:
+            for entry in members:
+                if entry.text is not None:
+                    self.texts.remove(entry.text, entry.arrival)
         if not self.entries:  # a sum of floats that were added and taken away is not quite 0
             self._due.clear()
             self.cost_s = 0.0

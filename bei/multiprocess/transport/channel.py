@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 # Bytes of the message, descriptors, bytes behind the message.
 _PREFIX = struct.Struct("<IIQ")
+_PREFIX_BYTES = _PREFIX.size
 _READ_BYTES = 1 << 16
 _MANY_BYTES = 1 << 12  # an array of so many that is in a message again is sent once: labels stand beside each text
 _MOST_BUFFERS = 256  # of one call; Linux takes 1,024
@@ -75,7 +76,7 @@ class Channel(Generic[MessageT]):
         self._input = bytearray()  # what has been read and not been used
         self._fds: deque[int] = deque()
         # Of the frame that is being read, once its message is there: its message, its descriptors, its arrays.
-        self._header: tuple[bytes, int] | None = None
+        self._header: tuple[bytearray, int] | None = None
         self._payload = _NO_BYTES
         self._num_read = 0
         self._num_used = 0
@@ -99,7 +100,7 @@ class Channel(Generic[MessageT]):
                 raise ChannelClosedError
             self._arrays, self._places = [], {}
             header = self._encoder.encode(message)
-            arrays = [values for values in self._arrays if values.nbytes]
+            arrays = self._arrays
             payload_size = sum([values.nbytes for values in arrays])
             head = _PREFIX.pack(len(header), len(descriptors), payload_size) + header
             is_first, num_sent = not self._backlog, 0
@@ -108,7 +109,7 @@ class Channel(Generic[MessageT]):
                 if num_sent == len(head) + payload_size:  # nearly always
                     return
             self._backlog.append((memoryview(head), descriptors))
-            self._backlog.extend((values.data.cast("B"), ()) for values in arrays)
+            self._backlog.extend((values.data.cast("B"), ()) for values in arrays if values.nbytes)
             if is_first:
                 self._advance(num_sent)
                 self._push()
@@ -238,17 +239,19 @@ class Channel(Generic[MessageT]):
 
     def _has_header(self) -> bool:
         """Whether the message of the next frame is there. Then there is room for its arrays."""
-        if len(self._input) < _PREFIX.size:
+        data = self._input
+        if len(data) < _PREFIX_BYTES:
             return False
-        header_size, num_fds, payload_size = _PREFIX.unpack_from(self._input)
-        size = _PREFIX.size + header_size
-        if len(self._input) < size:
+        header_size, num_fds, payload_size = _PREFIX.unpack_from(data)
+        size = _PREFIX_BYTES + header_size
+        if len(data) < size:
             return False
-        self._header = bytes(self._input[_PREFIX.size : size]), num_fds
-        self._payload = np.empty(payload_size, np.uint8) if payload_size else _NO_BYTES
-        self._num_read = min(payload_size, len(self._input) - size)
-        self._payload.data[: self._num_read] = self._input[size : size + self._num_read]
-        del self._input[: size + self._num_read]
+        self._header = data[_PREFIX_BYTES:size], num_fds
+        self._payload, self._num_read = _NO_BYTES, 0
+        if payload_size:
+            self._payload, self._num_read = np.empty(payload_size, np.uint8), min(payload_size, len(data) - size)
+            self._payload.data[: self._num_read] = data[size : size + self._num_read]
+        del data[: size + self._num_read]
         return True
 
     def _read(self, flags: int) -> bool:
