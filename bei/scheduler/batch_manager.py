@@ -109,8 +109,7 @@ class BatchManager:
             cache = None if submission.is_fresh else self._cache
             for item in submission.items:
                 entry = self._entry(submission, item, now_s)
-                row = None if cache is None else cache.get(entry.identity, entry.outputs)
-                if row is not None:
+                if cache is not None and (row := cache.get(entry.identity, entry.outputs)) is not None:
                     num_cached += 1
                     at_once.append(Answer(submission.request_id, item.place, row))
                     continue
