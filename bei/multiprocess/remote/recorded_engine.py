@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import os
 import struct
 import threading
@@ -60,6 +61,7 @@ class StepRecords:
         self._suspects: _Suspects = {}  # by digest: how many processes have ended, and when the last one did
         self._num_slots = 1
         self._free: list[int] = []
+        self._mapped: dict[int, mmap.mmap] = {}  # what has been written of each slot
         self.has_found_steps = False  # the process before ended while a step ran
 
     @classmethod
@@ -79,6 +81,7 @@ class StepRecords:
         records.has_found_steps = bool(ran)
         records._write_suspects()
         for slot in slots:  # last, as this process may end too
+            records._map(slot, _SIZE.size)
             records._clear(slot)
         records._num_slots += len(slots)
         return records
@@ -87,6 +90,8 @@ class StepRecords:
         return self._descriptor
 
     def close(self) -> None:
+        for memory in self._mapped.values():
+            memory.close()
         os.close(self._descriptor)
 
     # Steps.
@@ -119,7 +124,8 @@ class StepRecords:
             self._changed.notify_all()
 
     def _clear(self, slot: int) -> None:
-        os.pwrite(self._descriptor, _SIZE.pack(0), slot)
+        if slot in self._mapped:  # else there was no memory for it
+            _SIZE.pack_into(self._mapped[slot], 0, 0)
         self._free.append(slot)
 
     # Suspects.
@@ -153,7 +159,20 @@ class StepRecords:
 
     def _write(self, slot: int, value: object) -> None:
         data = msgspec.msgpack.encode(value)
-        os.pwrite(self._descriptor, _SIZE.pack(len(data)) + data, slot)
+        end = _SIZE.size + len(data)
+        memory = self._mapped.get(slot)
+        if memory is None or len(memory) < end:
+            memory = self._map(slot, end)
+        memory[_SIZE.size : end] = data
+        _SIZE.pack_into(memory, 0, len(data))
+
+    def _map(self, slot: int, num_bytes: int) -> mmap.mmap:
+        """Memory of a slot, which is there before it is written to: without it, a write would end the process. Not by
+        calls of the system, which let go of the interpreter: under load the step would wait to get it back."""
+        size = max(mmap.PAGESIZE, 1 << (num_bytes - 1).bit_length())
+        os.posix_fallocate(self._descriptor, slot, size)
+        memory = self._mapped[slot] = mmap.mmap(self._descriptor, size, offset=slot)
+        return memory
 
     def _read(self, slot: int, kind: Any) -> Any:
         """None if there is nothing, or it was half written when the process before ended."""

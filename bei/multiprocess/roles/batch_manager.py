@@ -32,7 +32,7 @@ from bei.multiprocess.transport.connect import path_of
 from bei.multiprocess.transport.messages import ModelInfo
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
-from bei.server.process_tuning import switch_quickly
+from bei.server.process_tuning import collect_rarely, switch_quickly
 from bei.server.status.whole_server import offer_steps
 from bei.service.loader import config_of_tower, local_port
 
@@ -68,6 +68,8 @@ class ModelQueues:
         config = config_of_tower(config, served.artifact)
         port = local_port(engine, costs, config, self._gate, reload)
         model_info = ModelInfo.of(served.key, engine.info, costs)
+        if not self._costs:  # later ones come while it serves, and must not stop it
+            collect_rarely()
         self._server.add_model(PortModel(port, model_info, metrics, costs=costs, num_ready=num_ready))
         self._costs[served.key] = costs
 

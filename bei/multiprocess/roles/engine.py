@@ -33,7 +33,7 @@ from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords
 from bei.multiprocess.roles.batch_manager import ModelQueues
 from bei.multiprocess.transport.messages import ModelInfo
 from bei.scheduler.cost_model import CostModel
-from bei.server.process_tuning import switch_quickly
+from bei.server.process_tuning import collect_rarely, switch_quickly
 from bei.server.status.whole_server import METRICS
 from bei.service.loader import Standing, WarmEngine, warm_again, warm_first, warm_next
 
@@ -113,6 +113,8 @@ class EngineProcess:
             engine = RecordedEngine(warm.engine, served.key, self._records)
             self._queues.open(served, engine, warm.costs, self._config, reload=self._hang)
         elif self._server is not None:
+            if not self._keys:
+                collect_rarely()
             self._server.add_engine(warm.engine, ModelInfo.of(served.key, warm.engine.info, warm.costs))
         self._keys.add(served.key)
 
