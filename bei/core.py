@@ -187,7 +187,7 @@ class Encoding(NamedTuple):
 
 
 # Of an Encoding, from ``num_keys`` on.
-_NOTHING_BESIDE_IDS = (None, 0, 0, None, None, False, None)
+_NOTHING_BESIDE_IDS: tuple[object, ...] = tuple(Encoding._field_defaults.values())[3:]
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,6 +37,16 @@ def test_a_packed_batch_holds_every_sequence_end_to_end(encodings: list[Encoding
         else:
             expected = 0 if encoding.token_type_ids is None else encoding.token_type_ids
             np.testing.assert_array_equal(batch.token_type_ids[start:end], expected)
+
+
+_CUT_OR_PLACED: dict[str, Any] = {"truncated": True, "spans": object()}  # of no meaning to an engine
+_BESIDE_IDS: dict[str, Any] = dict.fromkeys(set(Encoding._fields) - {"input_ids", *_CUT_OR_PLACED}, (object(),))
+
+
+def test_an_encoding_has_ids_only_until_it_says_anything_else_to_an_engine() -> None:
+    text = Encoding(np.array([1, 2], np.int32))
+    assert text._replace(**_CUT_OR_PLACED).has_ids_only
+    assert not any(text._replace(**{name: value}).has_ids_only for name, value in _BESIDE_IDS.items())
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8))
