@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 from bei.artifact.image_processor import MOST_STRETCHED, ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
 from bei.core import Encoding, ImagePatches, Levels, PlacedImage, UInt8Array
-from bei.errors import InputTooLongError, InvalidImageError
+from bei.errors import InputTooLongError, InvalidImageError, InvalidRequestError
 from bei.image.decode import ImageLimits, decoded
 from bei.image.header import check_sizes, size_by_header
 from bei.image.source import ImageInput, ImagesInText
@@ -121,21 +122,25 @@ class ImageEncoder:
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
         max_tokens = None if options is None else options.max_tokens
         most = min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)
-        texts = [self._texts.ids_of(pieces, most) for pieces in source.texts]
+        named = next((image for image in source.images if image.place is not None), source.images[0])
+        with _naming(named):
+            texts = [self._texts.ids_of(pieces, most) for pieces in source.texts]
+            check_sizes(source.images, self._limits)
         if source.is_input and (options is None or options.add_special_tokens):
             first, last = self._texts.around
             texts = [[*first, *texts[0]], *texts[1:]]
             texts[-1] = [*texts[-1], *last]
         texts[-1] = [*texts[-1], *source.last_ids]
-        check_sizes(source.images, self._limits)
         num_tokens = sum(map(len, texts)) + len(source.images)  # an image has a token at least
         found: list[ImagePatches] = []
         for image, shared in zip(source.images, source.shared or (None,) * len(source.images), strict=True):
-            self._check_length(num_tokens, most, source, max_tokens)  # before the next one is decoded
+            with _naming(named):
+                self._check_length(num_tokens, most, source, max_tokens)  # before the next one is decoded
             cut = partial(self._patches_of, image)
             found.append(cut() if shared is None else shared.of(cut))
             num_tokens += self._num_tokens_of(found[-1]) - 1
-        self._check_length(num_tokens, most, source, max_tokens)
+        with _naming(named):
+            self._check_length(num_tokens, most, source, max_tokens)
         return self._among(texts, found)
 
     def _check_length(self, num_tokens: int, most: int, source: ImagesInText, max_tokens: int | None) -> None:
@@ -152,7 +157,11 @@ class ImageEncoder:
         )
 
     def levels(self, source: ImageInput) -> Levels:
-        """The image as the processor makes it, before normalization: [height, width, 3]."""
+        """The image as the processor makes it, before normalization: [height, width, 3]. Raises InvalidImageError."""
+        with _naming(source):
+            return self._levels(source)
+
+    def _levels(self, source: ImageInput) -> Levels:
         levels = processed(decoded(source, self._limits), self._processor, self._patch_size, source.param)
         # A processor that does not resize.
         if self._has_one_size and levels.shape[:2] != self._image_size:
@@ -197,6 +206,17 @@ class ImageEncoder:
             ids += [self._sequence.token_id] * count
             ids += text
         return Encoding(np.array(ids, np.int32), images=(*placed,))
+
+
+@contextmanager
+def _naming(image: ImageInput) -> Iterator[None]:
+    """A context whose errors of an input say which of several inputs it is."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if image.place is None:
+            raise
+        raise type(error)(f"{image.param} {image.place}: {error}", error.param) from error
 
 
 def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:

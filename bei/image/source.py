@@ -7,7 +7,7 @@ import binascii
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,11 +30,12 @@ _PIXEL_BYTES = 4  # of a pixel in Pillow's memory
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageInput:
     """``content``: the bytes of a file, the same as a data URL or base64, an opened image, or the path of a file of
-    this machine, which is read where the image is decoded. ``param``: the field that errors blame. An opened image,
-    which has no hash, is equal to itself alone."""
+    this machine, which is read where the image is decoded. ``param``: the field that errors blame, and ``place`` among
+    several inputs in it; None: it is the only one. An opened image, which has no hash, is equal to itself alone."""
 
     content: bytes | str | Path | Image
     param: str = "input"
+    place: int | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ImageInput) and self._key == other._key
@@ -96,6 +97,15 @@ class ImageInput:
             raise InvalidImageError(
                 f"An image cannot be read ({error.strerror}: {path}): name a file.", self.param
             ) from error
+
+
+def placed(value: T, place: int) -> T:
+    """``value``, whose images errors name by its ``place`` among others."""
+    if isinstance(value, ImageInput):
+        return replace(value, place=place)
+    if isinstance(value, MixedInput):
+        return replace(value, parts=(*(placed(part, place) for part in value.parts),))
+    return value
 
 
 @dataclass(frozen=True, slots=True)

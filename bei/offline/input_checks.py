@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from bei.errors import EmptyInputError, MalformedRequestError
-from bei.image.source import ImageInput, MixedInput
+from bei.image.source import ImageInput, MixedInput, placed
 from bei.tokenizer.encoder import Input
 from bei.utils.surrogates import check_characters
 
@@ -71,13 +71,13 @@ def text_or_image(value: object, index: int) -> TextOrImage:
     """Check that ``value`` is a text, the token ids of one input, an image (a Pillow image, the bytes of a file, or
     its path), or a text and an image as of ``of_pair``. Files are not read yet."""
     found = _mixed(value, index, "inputs") or _image(value)
-    return text_or_ids(value, index) if found is None else found
+    return text_or_ids(value, index) if found is None else placed(found, index)
 
 
 def text_or_picture(value: object, index: int, param: str = "inputs") -> TextOrPicture:
     """As ``text_or_image``, without token ids."""
     found = _mixed(value, index, param) or _image(value, param)
-    return text(value, index, param) if found is None else found
+    return text(value, index, param) if found is None else placed(found, index)
 
 
 def of_pair(value: object, index: int, param: str = "inputs") -> str | ImageInput | MixedInput:
@@ -86,7 +86,7 @@ def of_pair(value: object, index: int, param: str = "inputs") -> str | ImageInpu
     found = _mixed(value, index, param) or _image(value, param)
     if found is None and not isinstance(value, str):
         raise _malformed(value, index, param, 'a text, an image, or both: {"text": ..., "image": ...}')
-    return text_of_pair(value, index, param) if found is None else found
+    return text_of_pair(value, index, param) if found is None else found if param == "query" else placed(found, index)
 
 
 def _mixed(value: object, index: int, param: str) -> MixedInput | None:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
+from bei.image.source import placed
 from bei.server.dialects import vllm_pooling
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.dialects.vllm_pooling import answer_of
@@ -170,7 +171,8 @@ def sides_of(body: ScoreRequest, context: RequestContext) -> dict[str, list[Comp
         value: Side = getattr(body, side)
         inputs = value if isinstance(value, list) else [value]
         context.check_count(inputs, side)
-        sides[side] = [one if isinstance(one, str) else one.compared(side) for one in inputs]
+        compared = [one if isinstance(one, str) else one.compared(side) for one in inputs]
+        sides[side] = [placed(one, place) for place, one in enumerate(compared)] if len(compared) > 1 else compared
     return sides
 
 

@@ -11,6 +11,7 @@ from typing_extensions import NotRequired
 
 from bei.engine.postprocess import descending
 from bei.errors import InvalidRequestError
+from bei.image.source import placed
 from bei.server.endpoint.context import RequestContext, empty_text
 from bei.server.endpoint.input_report import report_of
 from bei.server.endpoint.render import Items, Reply
@@ -110,6 +111,8 @@ def checked_task(context: RequestContext, service: InferenceService, task: Embed
         task = msgspec.structs.replace(task, failed={**empty, **context.unreadable})
     else:
         context.check_inputs(inputs, param)
+    if service.manifest.image_tower is not None and len(inputs) > 1:
+        task = msgspec.structs.replace(task, inputs=[placed(one, place) for place, one in enumerate(inputs)])
     checked = check_task(service, task, name)
     for warning in checked.warnings:
         context.warn(warning)

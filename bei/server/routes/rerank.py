@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta
 from typing_extensions import NotRequired
 
 from bei.errors import InvalidRequestError
-from bei.image.source import ImageInput, MixedInput
+from bei.image.source import ImageInput, MixedInput, placed
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
     CREATED,
@@ -229,7 +229,7 @@ def _decoded(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> Comp
     try:
         document = _document_decoder.decode(raw)
         if isinstance(document, dict) and not rank_fields and _is_part(document):
-            return _part_decoder.decode(raw).compared("documents")
+            return placed(_part_decoder.decode(raw).compared("documents"), index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The request is not valid: {error} - in `$.documents[{index}]`."
         raise InvalidRequestError(message, "documents") from error

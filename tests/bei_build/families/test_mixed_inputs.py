@@ -239,6 +239,9 @@ def test_faults_are_errors_of_that_input(served: Served, expected: list[Float32A
         assert message in answer.text
     for one in hostile:
         assert served.post("/v1/embeddings", {"input": one}).status_code == 400
+    answer = served.post("/v1/embeddings", {"input": [BOTH, "text", broken]})
+    assert answer.json()["error"]["message"].startswith("input 2: An image is of no format")
+    assert served.post("/v1/embeddings", {"input": broken}).json()["error"]["message"].startswith("An image is of no")
 
 
 def test_a_prompt_stands_around_both(

@@ -17,7 +17,7 @@ import bei
 from bei.artifact.image_sequence import MOST_IMAGES
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
-from bei.errors import BeiError, ConfigError, InvalidRequestError
+from bei.errors import BeiError, ConfigError, InvalidImageError, InvalidRequestError
 from bei.image import encoder
 from bei.image.decode import ImageLimits, decoded
 from bei.image.source import ImageInput, ImagesInText, MixedInput
@@ -239,6 +239,28 @@ def test_a_limit_of_tokens_holds_for_a_pair_with_an_image(served: Served) -> Non
     answer = served.post("/rerank", {**asked, "truncate_prompt_tokens": count - 1})
     assert answer.status_code == 400
     assert f"the request asks for up to {count - 1}" in answer.json()["error"]["message"]
+
+
+def test_an_image_that_cannot_be_read_is_named_by_its_place(served: Served, model: bei.Model) -> None:
+    """Of many documents it was not said which; a query's is no document's."""
+    good, bad = {"image": data_url(FILES[0])}, {"image": data_url(b"junk")}
+    documents = ["text", good, {"content": [good, bad]}, bad]
+    for path, message in (
+        ("/rerank", "documents 2: An image is of no format"),
+        ("/v2/rerank", "documents 2: An image"),
+    ):
+        answer = served.post(path, {"query": QUERY, "documents": documents[:3]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(message)
+        assert answer.json()["error"]["param"] == "documents"
+    answer = served.post("/rerank", {"query": bad, "documents": ["text", good]})
+    assert answer.json()["error"]["message"].startswith("An image is of no format")
+    answer = served.post("/score", {"data_1": [QUERY] * 4, "data_2": ["text", good, good, bad]})
+    assert answer.json()["error"]["message"].startswith("data_2 3: An image")
+    long = [{"content": [good, {"text": "a " * 2000}]}, good]
+    assert "documents 0: An image and the texts" in served.post("/rerank", {"query": QUERY, "documents": long}).text
+    with pytest.raises(InvalidImageError, match="documents 1: An image"):
+        model.rerank(QUERY, [FILES[0], b"junk"])
 
 
 def test_a_query_of_many_images_stands_in_memory_once(artifact: Artifact) -> None:
