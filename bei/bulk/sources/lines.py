@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -88,8 +89,14 @@ class LineFile(ABC):
     def _records(self, lines: Lines) -> Iterator[Record]:
         """The rows of ``lines``."""
 
-    def _begun(self, stream: IO[bytes], offset: int, seen: Callable[[bytes], object] | None = None) -> Iterator[Record]:
-        """The rows from ``offset`` on, 0 or where a row begins."""
+    def _begun(
+        self,
+        stream: IO[bytes],
+        offset: int,
+        seen: Callable[[bytes], object] | None = None,
+        columns: Seq[str] = (),
+    ) -> Iterator[Record]:
+        """The rows from ``offset`` on, 0 or where a row begins. ``columns``: of which a row has one value."""
         return self._records(Lines(stream, offset, seen))
 
     @classmethod
@@ -114,7 +121,7 @@ class LineFile(ABC):
     def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
         """As ``RowFile`` has it. A value that is not of its column's type makes its row a bad one."""
         with self._open() as stream:
-            records = self._begun(stream, start.offset)
+            records = self._begun(stream, start.offset, columns=(*columns.read, *columns.copied))
             while part := list(islice(records, _ROWS_AT_ONCE)):
                 yield _rows_of(part, columns, schema)
 
@@ -152,17 +159,43 @@ class JsonLines(LineFile):
             fields.append((name, pa.string() if pa.types.is_null(found) else found))
         return pa.schema(fields)
 
-    def _records(self, lines: Lines) -> Iterator[Record]:
+    def _begun(
+        self,
+        stream: IO[bytes],
+        offset: int,
+        seen: Callable[[bytes], object] | None = None,
+        columns: Seq[str] = (),
+    ) -> Iterator[Record]:
+        return self._records(Lines(stream, offset, seen), columns)
+
+    def _records(self, lines: Lines, columns: Seq[str] = ()) -> Iterator[Record]:
+        keys = {msgspec.json.encode(name): name for name in columns}
         for line in lines:
             num_bytes = lines.stop - lines.start
             if line is None:
                 yield Record(lines.start, num_bytes, {}, _too_long())
             elif line.strip():
+                values: Mapping[str, object] = {}
+                wrong = None
                 try:
-                    yield Record(lines.start, num_bytes, self._decoder.decode(line))
+                    values = self._decoder.decode(line)
+                    for key, name in keys.items():
+                        if line.count(key) > 1 and _is_twice(line, name):  # the first is rare, the second slow
+                            wrong = MalformedRequestError(f"The line has {name!r} twice: leave one out.", name)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     wrong = MalformedRequestError(f"The line is not a JSON object: {error}.")
-                    yield Record(lines.start, num_bytes, {}, wrong)
+                yield Record(lines.start, num_bytes, {} if wrong else values, wrong)
+
+
+def _is_twice(line: bytes, name: str) -> bool:
+    """True if the object of ``line`` has the key ``name`` twice, of which decoders keep the last."""
+    outer: list[tuple[str, object]] = []
+
+    def keep(pairs: list[tuple[str, object]]) -> None:
+        outer[:] = pairs  # the outermost object's come last
+
+    json.loads(line, object_pairs_hook=keep, parse_int=len, parse_float=len)
+    return sum(key == name for key, _ in outer) > 1
 
 
 class TextLines(LineFile):
@@ -207,7 +240,13 @@ class CsvRecords(LineFile):
                     )
         return pa.schema([(name, pa.string()) for name in columns.copied])
 
-    def _begun(self, stream: IO[bytes], offset: int, seen: Callable[[bytes], object] | None = None) -> Iterator[Record]:
+    def _begun(
+        self,
+        stream: IO[bytes],
+        offset: int,
+        seen: Callable[[bytes], object] | None = None,
+        columns: Seq[str] = (),
+    ) -> Iterator[Record]:
         lines = Lines(stream, 0, seen)
         names = self._header(_CsvLines(lines))
         return self._named(lines if offset <= lines.stop else Lines(stream, offset, seen), names)

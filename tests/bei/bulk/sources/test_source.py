@@ -184,6 +184,24 @@ def test_records_that_are_no_csv_are_bad_rows_and_cost_no_other(tmp_path: Path) 
     assert len(rows.errors) == 3
 
 
+def test_a_line_with_a_column_twice_is_a_bad_row(tmp_path: Path) -> None:
+    """The last value was read. What is no column, or stands deeper, is as it was."""
+    content = [
+        '{"text": "a", "n": 1}',
+        '{"text": "a", "text": "b", "n": 1}',
+        '{"n": 1, "text": "a", "n": 2}',
+        '{"text": "text", "n": 1, "other": {"text": "b"}, "more": [{"n": 1, "n": 2}], "less": 1, "less": 2}',
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(content))
+    source = Source([str(tmp_path)], Columns(carried=("n",)))
+    rows = source.reader(source.contents(ShardSize(10))).shard(0)
+    assert {place: str(error) for place, error in rows.errors.items()} == {
+        1: "The line has 'text' twice: leave one out.",
+        2: "The line has 'n' twice: leave one out.",
+    }
+    assert (rows.inputs[3], rows.copied.column("n").to_pylist()[3]) == ("text", 1)
+
+
 def test_a_value_of_another_type_than_the_first_rows_have_makes_its_row_a_bad_one(tmp_path: Path) -> None:
     values = [1, 2, "three", 2**70, None, 4]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "t", "n": 0}) for _ in range(lines.SAMPLED_ROWS)))
