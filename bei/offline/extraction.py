@@ -16,7 +16,7 @@ from bei.offline.results import Extracted
 from bei.service.admission import Ticket
 from bei.service.model_service import ModelService
 from bei.tasks.entity_relations import EntityForm, entity_text
-from bei.tasks.extract import ExtractTask, Span, extract, inputs_of
+from bei.tasks.extract import ExtractTask, Span, extract, inputs_of, num_around
 from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_forms import (
@@ -54,6 +54,7 @@ def spans(
     options = checked(ExtractOptions, given)
     found = checked_labels(_labels(labels), options.get("threshold", THRESHOLD), service)
     flat, multi_label = options.get("flat", True), options.get("multi_label", False)
+    around = num_around(service, found, AskedSchema())
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[list[Span]]]:
         task = ExtractTask(inputs, failed=wrong, labels=found, flat=flat, multi_label=multi_label)
@@ -66,7 +67,7 @@ def spans(
         check=text,
         run=run,
         collector=ListCollector[list[Span]],
-        model_inputs=lambda inputs: inputs_of(service, inputs, found.num_chars),
+        model_inputs=lambda inputs: inputs_of(service, inputs, around),
         bytes_per_token=_FLOAT_BYTES * len(found.names) * (service.manifest.dimension("span_logits") or 0),
     )
 
@@ -87,7 +88,7 @@ def schema_extraction(
         every = list(map(Extracted, answer.spans, answer.structures, answer.relations, answer.classifications))
         return WindowResult(every, answer.num_tokens, answer.truncated, answer.errors)
 
-    num_around = schema.num_chars + (labels.num_chars if labels else 0)
+    around = num_around(service, labels, schema)
     columns = FIRST_INSTANCES * sum(schema.sizes) + (len(labels.names) if labels else 0)
     return Method(
         name="extract_schema",
@@ -95,7 +96,7 @@ def schema_extraction(
         check=text,
         run=run,
         collector=ListCollector[Extracted],
-        model_inputs=lambda inputs: inputs_of(service, inputs, num_around),
+        model_inputs=lambda inputs: inputs_of(service, inputs, around),
         bytes_per_token=_FLOAT_BYTES * columns * (service.manifest.dimension("span_logits") or 0),
     )
 

@@ -89,6 +89,12 @@ class _Window(NamedTuple):
     stop: int
 
 
+def num_around(service: ModelService, labels: CheckedLabels | None, schema: AskedSchema) -> int:
+    """Characters that are read with each window. Raises TaskNotSupportedError."""
+    is_in_front = extraction_of(service).label_width is msgspec.UNSET
+    return schema.num_chars + (labels.num_chars if labels and is_in_front else 0)
+
+
 def inputs_of(service: ModelService, texts: Seq[str], num_around: int) -> list[str]:
     """Pieces of ``texts``, to admit them: of a long text about as many, as long, as the windows that it is read in.
     ``num_around``: characters that are read with each. Raises TaskNotSupportedError."""
@@ -121,7 +127,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     names = task.labels.names if task.labels else ()
     vectors = await _vectors(service, names, ticket) if layout.label_width is not msgspec.UNSET else None
-    decoder = _Decoder(task, layout, texts, words)
+    decoder = _Decoder(task, layout, texts, words, num_around(service, task.labels, task.schema))
     outputs = {"span_logits", "label_logits"} if task.schema.classes else {"span_logits"}
     todo = decoder.begin()
     while todo:  # more than once where fewer words fit than the model was trained with, or it counts many instances
@@ -159,7 +165,9 @@ class _Decoder:
     ``read`` raises InvalidRequestError for too many; of a partial answer the text has the error.
     """
 
-    def __init__(self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Int32Array]) -> None:
+    def __init__(
+        self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Int32Array], num_around: int
+    ) -> None:
         self.lengths = [0] * len(texts)
         self.errors = dict(task.failed or {})
         self.spans: list[list[Span]] = [[] for _ in texts]
@@ -171,6 +179,7 @@ class _Decoder:
         self._layout = layout
         self._texts = texts
         self._words = words
+        self._num_around = num_around
         self._thresholds = np.array(task.labels.thresholds if task.labels else (), np.float32)
         self._schema = SchemaReader(task.labels, schema, layout, flat=task.flat) if layout.schema else None
         self._found: defaultdict[int, Found] = defaultdict(Found)  # of texts with windows that are not read yet
@@ -195,11 +204,10 @@ class _Decoder:
         columns = names + sum(map(mul, instances, task.schema.sizes))
         if layout.schema:
             columns += (len(task.schema.sizes) + bool(names)) * count_columns(layout.schema.num_counts, layout.columns)
-        num_chars = task.schema.num_chars + (task.labels.num_chars if task.labels else 0)
         some: list[_Window] = []
         num_scores = 0
         for window in windows:
-            num_tokens = window.stop - window.first + num_chars // _TOKEN_CHARS
+            num_tokens = window.stop - window.first + self._num_around // _TOKEN_CHARS
             num_scores += num_tokens * columns * layout.columns
             if some and num_scores > MOST_SCORES:
                 yield some

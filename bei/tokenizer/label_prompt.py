@@ -56,6 +56,8 @@ class LabelPrompt(NamedTuple):
     @property
     def num_chars(self) -> int:
         """Characters that are read with each text."""
+        if self.vectors is not None:
+            return 0
         of_labels = sum([part.num_chars for part in self.parts]) if self.parts else sum(map(len, self.labels))
         return of_labels + sum(map(len, self.words))
 

@@ -26,7 +26,7 @@ from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.routes.classify import LabelScore
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.tasks.entity_relations import EntityForm, entity_texts
-from bei.tasks.extract import ExtractTask, Span, extract, inputs_of
+from bei.tasks.extract import ExtractTask, Span, extract, inputs_of, num_around
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_classes import LabelScore as Chosen
@@ -140,8 +140,8 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     check_span_settings(asked, body.threshold, flat=body.flat, multi_label=body.multi_label)
     labels, schema = asked
     task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)
-    num_around = schema.num_chars + (labels.num_chars if labels else 0)
-    ticket = context.admit(service, inputs_of(service, texts, num_around), num_around=num_around)
+    around = num_around(service, labels, schema)
+    ticket = context.admit(service, inputs_of(service, texts, around), num_around=around)
     answer = await extract(service, task, ticket=ticket)
 
     def sizes_of() -> list[int]:

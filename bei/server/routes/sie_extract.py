@@ -32,6 +32,7 @@ from bei.server.routes.extract import short
 from bei.service.service import InferenceService
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract import inputs_of as inputs_of_spans
+from bei.tasks.extract import num_around as num_around_windows
 from bei.tasks.extract_labels import THRESHOLD, Share, extraction_of
 from bei.tasks.schema_forms import checked_request
 from bei.tasks.zero_shot import ZeroShotTask, check_zero_shot, inputs_of, num_around, zero_shot
@@ -198,8 +199,8 @@ async def _spans(
         flat=options.flat_ner is not False,
         multi_label=by_label if options.multi_label is None else options.multi_label,
     )
-    num_around = schema.num_chars + (checked.num_chars if checked else 0)
-    ticket = context.admit(service, inputs_of_spans(service, texts, num_around), num_around=num_around)
+    around = num_around_windows(service, checked, schema)
+    ticket = context.admit(service, inputs_of_spans(service, texts, around), num_around=around)
     answer = await extract(service, task, ticket=ticket)
     sizes = [sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) for spans in answer.spans]
     return lambda place: {"entities": items_of(answer.spans[place], _SPAN_BYTES, _entity)}, sizes, []

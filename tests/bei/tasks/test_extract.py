@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from bei.artifact.label_layouts import Extraction
@@ -15,6 +17,7 @@ from bei.tasks import extract as extraction
 from bei.tasks import span_choice, support
 from bei.tasks.extract import ExtractTask, Spans
 from bei.tasks.extract_labels import MOST_LABELS, CheckedLabels, most_vectors
+from bei.tasks.schema_forms import AskedSchema
 from tests.bei.server.kinds import save_kind
 from tests.bei.tasks.test_embed import answer_of
 
@@ -44,6 +47,23 @@ def test_wide_spans_leave_room_for_fewer_labels(width: int, by_word: bool, most:
     assert most_vectors(layout) == most
     if not by_word:
         assert most * width <= MOST_LABELS * 12
+
+
+@pytest.mark.parametrize("label_width", [8, msgspec.UNSET], ids=["vectors", "in front"])
+def test_labels_that_are_vectors_leave_a_window_all_its_room(label_width: int | msgspec.UnsetType) -> None:
+    """A book with many of them was estimated at forty times its tokens, and refused."""
+    ids = -1 if label_width else 5
+    layout = Extraction(
+        label_id=ids, separator_id=ids, reads_marker=False, max_width=12, max_words=384, label_width=label_width
+    )
+    manifest = SimpleNamespace(tasks=["extract"], extraction=layout, max_seq_len=512)
+    service: Any = SimpleNamespace(name="spans", manifest=manifest, adapter=1)
+    names = tuple(f"label {place:03}" for place in range(190))  # 1,710 characters
+    labels = CheckedLabels(names, (0.5,) * len(names))
+    around = extraction.num_around(service, labels, AskedSchema())
+    pieces = extraction.inputs_of(service, ["a " * 100_000], around)
+    assert (around, len(pieces[0])) == ((0, 1920) if label_width else (1710, 512 * 4 - 1710))
+    assert sum(map(len, pieces)) == pytest.approx(200_000 * 4 / 3, rel=0.02)  # they overlap by a quarter
 
 
 @pytest.mark.parametrize("is_large", [False, True])
