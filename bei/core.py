@@ -113,7 +113,7 @@ class ImageFeatures(NamedTuple):
 
 class LabelVectors(NamedTuple):
     """Labels of a request as an engine reads them beside a text: ``rows`` float32 [labels, width], of the tower of
-    labels. ``digest`` of them."""
+    labels; or a text's entities (``bei.engine.entity_pairs``). ``digest`` of them."""
 
     rows: Float32Array
     digest: bytes

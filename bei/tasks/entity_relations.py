@@ -23,7 +23,7 @@ from bei.service.model_service import ModelService
 from bei.tasks.extract_labels import extraction_of
 from bei.tasks.schema_forms import ENDS, AskedSchema, no_entities
 from bei.tasks.schema_spans import Instance, Value
-from bei.tasks.span_choice import MOST_CANDIDATES, MOST_SCORES, check_candidates
+from bei.tasks.span_choice import MOST_CANDIDATES, MOST_OF_REQUEST, MOST_SCORES, check_candidates
 from bei.tasks.support import off_loop_if_large
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.entity_text import EntityPlace, EntityText
@@ -110,6 +110,7 @@ async def related(
     thresholds = np.array([one.fields[0].threshold for one in asked.relations], np.float32)
     prompt = LabelPrompt((*names,), layout, parts=(SchemaPart("relations", "", (*names,)),))
     found = Related([{name: [] for name in names} for _ in inputs], [0] * len(inputs), dict(failed or {}))
+    num_found = 0
     for places in _parts(inputs, found.errors, len(names) * layout.columns, asked.num_chars):
         request = ModelRequest(
             [inputs[place] for place in places], EncodingOptions(labels=prompt), None if failed is None else {}
@@ -129,6 +130,9 @@ async def related(
                 if failed is None:
                     raise
                 found.errors[place] = error
+            num_found += sum(map(len, found.relations[place].values()))
+            if failed is None:
+                check_candidates(num_found, MOST_OF_REQUEST, "the request", "relations")
     return found
 
 
@@ -163,7 +167,7 @@ def _read(
     scores = apply_function(rows.reshape(count, -1, most)[:, : len(names), :count], "sigmoid")
     above = scores > thresholds[:, None]
     above[np.arange(count), :, np.arange(count)] = False  # with itself
-    check_candidates(int(np.count_nonzero(above)), MOST_CANDIDATES, "a text")
+    check_candidates(int(np.count_nonzero(above)), MOST_CANDIDATES, "a text", "relations")
     for head, label, tail in np.argwhere(above).tolist():
         score = float(scores[head, label, tail])
         ends = (Value(text[one.start : one.end], score, one.start, one.end) for one in (entities[head], entities[tail]))

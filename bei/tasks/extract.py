@@ -30,7 +30,7 @@ from bei.tasks.extract_labels import CheckedLabels, extraction_of
 from bei.tasks.schema_classes import LabelScore, add_probabilities
 from bei.tasks.schema_forms import MOST_COLUMNS, AskedSchema, first_instances
 from bei.tasks.schema_spans import Found, Instance, SchemaReader, instances_of_text
-from bei.tasks.span_choice import MOST_SCORES, Candidates, check_candidates, choose, collect
+from bei.tasks.span_choice import MOST_OF_REQUEST, MOST_SCORES, Candidates, check_candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions
@@ -38,8 +38,6 @@ from bei.tokenizer.entity_text import EntityText
 from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
 
-# Candidates of all texts of a request, of which a text may have MOST_CANDIDATES.
-MOST_OF_REQUEST = 1_000_000
 # About: of a word, with what stands behind it; of a token.
 _WORD_CHARS, _TOKEN_CHARS = 5, 4
 _LEAST_CHARS = 64  # of a window, however many labels stand in front

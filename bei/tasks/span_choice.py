@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ Candidates: TypeAlias = dict[tuple[int, int, int], float]
 # Candidates of one text, of which each takes 250 bytes and some microseconds: a threshold of 0 makes one of every span
 # with every label. The gliner library has no limit.
 MOST_CANDIDATES = 65_536
+# Of all texts of a request.
+MOST_OF_REQUEST = 1_000_000
 # Scores of a request's windows that wait for each other in memory, in 64 MB: a book has gigabytes.
 MOST_SCORES = 1 << 24
 
@@ -122,11 +124,11 @@ def _excludes(first: int, last: int, other_first: int, other_last: int, *, flat:
     return flat or not is_nested
 
 
-def check_candidates(count: int, most: int, of: str) -> None:
+def check_candidates(count: int, most: int, of: str, what: Literal["spans", "relations"] = "spans") -> None:
     """Raise InvalidRequestError for more candidates than ``most``."""
     if count > most:
+        fewer = "labels or shorter texts" if what == "spans" else "relations or entities"
         raise InvalidRequestError(
-            f"More than {most} spans of {of} score above their thresholds: raise threshold, or send fewer labels or "
-            "shorter texts.",
+            f"More than {most} {what} of {of} score above their thresholds: raise threshold, or send fewer {fewer}.",
             "threshold",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
@@ -38,6 +39,7 @@ from bei.tasks.support import off_loop_if_large
 _SPAN_BYTES = 100
 _TEXT_BYTES = 40
 _PER_SPAN = 50  # as many numbers take as long as to look at one
+_PER_ENTITY = 400  # to check one
 _Label = Annotated[str, limits(minLength=1, pattern=r"\S")]
 
 
@@ -127,7 +129,8 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    texts = entity_texts(texts, body.entities, service)
+    num_entities = sum(map(len, body.entities or ()))
+    texts = await off_loop_if_large(partial(entity_texts, texts, body.entities, service), _PER_ENTITY * num_entities)
     asked = checked_request(
         body.labels,
         body.structures,
@@ -154,7 +157,8 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
             for index in range(len(texts))
         ]
 
-    sizes = await off_loop_if_large(sizes_of, _PER_SPAN * sum(map(len, answer.spans)))
+    num_instances = sum(len(instances) for found in answer.relations for instances in found.values())
+    sizes = await off_loop_if_large(sizes_of, _PER_SPAN * (num_instances + sum(map(len, answer.spans))))
     context.check_answer(sum(sizes))
 
     def items(start: int, stop: int) -> list[object]:

@@ -90,6 +90,11 @@ def test_texts_are_read_so_many_at_once_that_their_scores_fit_into_memory(
     for one, other in zip(together, model.extract_relations(texts, entities, RELATIONS, threshold=0.0), strict=True):
         assert scores_of(one) == pytest.approx(scores_of(other), abs=1e-4)
     assert [*map(len, map(scores_of, together))] == [6, 0, 6]
+    for name, said in (("MOST_CANDIDATES", "5 relations of a text"), ("MOST_OF_REQUEST", "5 relations of the request")):
+        with monkeypatch.context() as patch:
+            patch.setattr(entity_relations, name, 5)
+            with pytest.raises(InvalidRequestError, match=said):
+                model.extract_relations(texts, entities, RELATIONS, threshold=0.0)
 
 
 def test_an_entity_is_the_words_that_it_touches_and_stays_as_it_was_named(model: Model) -> None:
