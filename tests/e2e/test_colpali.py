@@ -126,11 +126,12 @@ def test_a_column_of_images_is_refused_for_other_tasks(
 def test_a_reranker_reads_images_in_front_ends(env: Mapping[str, str], home: Path, tmp_path: Path) -> None:
     checkpoint = qwen3_vl.save_reranker(tmp_path / "reranker")
     artifact = build_artifact(checkpoint, tmp_path / "artifact", verify=False, **qwen3_vl.RERANKER)
-    parts: list[tuple[str | bytes, ...]] = [(FILES[0],), (FILES[1], "a caption"), ("a text",)]
+    parts: list[tuple[str | bytes, ...]] = [(FILES[0],), (FILES[1], "a caption"), ("a text",), (FILES[0], FILES[2])]
     documents: list[object] = [
         {"image": data_url(FILES[0])},
         {"image": data_url(FILES[1]), "text": "a caption"},
         "a text",
+        {"content": [{"image": data_url(FILES[0])}, {"image": data_url(FILES[2])}]},
     ]
     expected = qwen3_vl.library_scores(checkpoint, [((TEXTS[0],), part) for part in parts])
     with serve([artifact.path, "--http-workers", 2], env, home) as server:
