@@ -30,7 +30,7 @@ from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio
 from benchmarks.harness.servers import NOW, ROOT, Fleet, Kind, UnseenTexts, free_port, serving
 from benchmarks.harness.texts import PASSAGES, SHORT, Words, groups, read_prose
-from benchmarks.http_workers import artifact_of_standin
+from benchmarks.http_workers import artifact_of_standin, standin_text
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 EMBED = "/tei.v1.Embed/Embed"
@@ -100,7 +100,7 @@ def _standin(scratch: Path) -> Iterator[tuple[str, Callable[[], Ports], Take]]:
     def take(count: int, words: Words) -> list[str]:
         nonlocal number
         number += count
-        return [f"able acid aged also {index}" for index in range(number - count, number)]
+        return [standin_text(index) for index in range(number - count, number)]
 
     flags = (f"--grpc-port={port}",)
     with serving(artifact, *flags, home=home, program="benchmarks.standin") as server:
