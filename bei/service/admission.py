@@ -134,6 +134,14 @@ class Ticket:
     or at once. A closed ticket counts nothing any more: a tokenizer's thread may come late.
     """
 
+    # Defaults of the class: most tickets keep them.
+    check_tokens: Callable[[int], None] | None = None
+    timing: Timing | None = None
+    is_own = False
+    _queued_tokens = 0
+    _num_tokens = 0
+    _is_open = True
+
     def __init__(
         self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None, flow: int = 0
     ) -> None:
@@ -142,15 +150,9 @@ class Ticket:
         self.deadline_s = deadline_s
         self.num_inputs = num_inputs
         self.accepted_s = time.monotonic()
-        self.check_tokens: Callable[[int], None] | None = None
-        self.timing: Timing | None = None
-        self.is_own = False
         self._admission = admission
         self.admitted = demand
         self._expected = demand  # of inputs that are not tokenized yet
-        self._queued_tokens = 0
-        self._num_tokens = 0
-        self._is_open = True
 
     @property
     def held_tokens(self) -> int:

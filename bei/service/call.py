@@ -101,6 +101,11 @@ class PendingCall:
     ``record``, ``fail`` and ``fail_at`` returns True: then it is done.
     """
 
+    # Defaults of the class: most calls keep them.
+    times: CallTimes | None = None
+    error: BeiError | None = None
+    is_done = False
+
     def __init__(
         self,
         request_id: int,
@@ -116,12 +121,9 @@ class PendingCall:
         self.ticket = ticket
         self.outputs = frozenset(outputs)
         self.reduce = reduce
-        self.times: CallTimes | None = None
         self.encodings = [NOT_YET] * num_inputs
         self.rows: list[Row | None] = [None] * num_inputs
         self.errors: dict[int, BeiError] = {**request.failed} if request.failed else {}
-        self.error: BeiError | None = None
-        self.is_done = False
         self.done = asyncio.get_running_loop().create_future()
         self._remaining = num_inputs - len(self.errors)
         self._lock = threading.Lock()
