@@ -19,7 +19,11 @@ from bei.scheduler.tower_port import TowerPort
 
 WIDTH = 3
 OUTPUTS = frozenset({"token_embedding"})
-COSTS = CostModel.assumed(Limits(64, 8, 16))
+
+
+def assumed_costs() -> CostModel:
+    """For one port: its steps change them."""
+    return CostModel.assumed(Limits(64, 8, 16))
 
 
 def image(digest: bytes = b"a", *, before: int = 1, states: int = 2, after: int = 2) -> Encoding:
@@ -85,7 +89,7 @@ class Ports:
     def __init__(self, metrics: ModelMetrics | None = None) -> None:
         self.answers: list[Answer] = []
         self.closed: list[str] = []
-        reading = ImageReading(WIDTH, COSTS, COSTS)
+        reading = ImageReading(WIDTH, assumed_costs(), assumed_costs())
         self.port = TowerPort(self._opening("texts"), self._opening("tower"), self.answers.extend, reading, metrics)
 
     def _opening(self, name: str) -> Any:

@@ -10,10 +10,10 @@ from bei.errors import EngineDeadError, ShuttingDownError
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, Lane, LaneStats
 from bei.scheduler import image_bounds
-from tests.bei.scheduler.scripted_ports import COSTS, WIDTH, Ports
+from tests.bei.scheduler.scripted_ports import WIDTH, Ports, assumed_costs
 
 NOTHING = LaneStats(0, 0, 0.0)
-DECODER_S, TOWER_S = COSTS.sequence_seconds(5), COSTS.sequence_seconds(2)
+DECODER_S, TOWER_S = map(assumed_costs().sequence_seconds, (5, 2))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.scheduler.image_bounds import ImageReading
 from bei.scheduler.scheduler import SchedulingRules
 from bei.scheduler.tower_port import TowerPort
-from tests.bei.scheduler.scripted_ports import COSTS, OUTPUTS, WIDTH, image
+from tests.bei.scheduler.scripted_ports import OUTPUTS, WIDTH, assumed_costs, image
 from tests.support.engines import DEADLINE_S
 
 LIMITS = Limits(max_num_tokens=16, max_batch_size=4, max_seq_len=16)
@@ -46,17 +46,17 @@ class Engines:
         self.tower, self.decoder = CountingEngine(STATES), CountingEngine("token_embedding")
         self._answers: list[Answer] = []
         self._changed = threading.Condition()
-        metrics, gate = ModelMetrics(self.metrics, "pages"), DeviceGate()
+        metrics, gate, costs = ModelMetrics(self.metrics, "pages"), DeviceGate(), assumed_costs()
 
         def opened(engine: CountingEngine, on_answers: OnAnswers, size: int) -> EnginePort:
             rules = SchedulingRules(cache_bytes=size)
-            return BatchManager(engine, on_answers, COSTS, metrics, rules=rules, gate=gate)
+            return BatchManager(engine, on_answers, costs, metrics, rules=rules, gate=gate)
 
         self.port = TowerPort(
             lambda on_answers: opened(self.decoder, on_answers, cache_bytes),
             lambda on_answers: opened(self.tower, on_answers, 0),
             self._note,
-            ImageReading(WIDTH, COSTS, COSTS),
+            ImageReading(WIDTH, costs, costs),
         )
 
     def _note(self, answers: Iterable[Answer]) -> None:
@@ -114,7 +114,8 @@ def test_equal_images_of_a_request_are_computed_once(engines: Engines) -> None:
 def test_a_probe_is_answered_at_once_and_leaves_nothing_behind(engines: Engines) -> None:
     answers: list[Answer] = []
     metrics = ModelMetrics(Metrics(), "pages")
-    manager = BatchManager(CountingEngine("token_embedding"), answers.extend, COSTS, metrics, gate=DeviceGate())
+    engine, gate = CountingEngine("token_embedding"), DeviceGate()
+    manager = BatchManager(engine, answers.extend, assumed_costs(), metrics, gate=gate)
     read = image().with_features([np.zeros((0, WIDTH), np.float32)])
     manager.submit(Submission(1, "bulk", OUTPUTS, [Item(0, read), Item(1, read)], is_probe=True))
     assert not manager._entries_of
