@@ -21,6 +21,7 @@ from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import IMAGE_QUERY, ImagesOf, Late, Settings, Structure, Task, Template
 from tests.support import colpali, colqwen2, qwen2_vl, qwen3_vl
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
+from tests.support.laya_models import LayaReference, save_laya
 from tests.support.listwise import OwnCode, save_listwise
 from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
 
@@ -342,6 +343,9 @@ KINDS: dict[str, Callable[..., Structure]] = {
     ),
     "distilbert_classifier": partial(_CLASSIFIER, "DistilBertForSequenceClassification", shapes.DISTILBERT),
     "deberta_classifier": deberta_classifier,
+    "laya": partial(
+        Structure, "decide", prepare=(save_laya,), decides=lambda folder: LayaReference(folder).probabilities
+    ),
     "tagger": partial(Structure, "classify_tokens", labels=9),
     "config_only": config_only,
     "one_module": one_module,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from bei.service.loader import local_port
 from bei.service.service import InferenceService
 from bei.tasks import classify, embed
 from bei.tasks.embed import EmbedTask
+from bei.tasks.questions import Answer, NoulAnswer
 from bei.tasks.rerank import RerankTask, rerank
 from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.special_tokens import TextFrame
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
-from tests.hub_matrix.structures import IMAGE_QUERY, Structure
+from tests.hub_matrix.structures import IMAGE_QUERY, QUESTIONS, Structure
 from tests.support.builds import open_engine
 from tests.support.two_towers import drawn_files
 
@@ -39,6 +40,11 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
             ask = model.embed_all if structure.task == "embed_tokens" else model.embed
             return {structure.task: list(ask(drawn_files()))}
 
+    if structure.decides:
+        with Model(artifact.path, tune="off", engine_threads=1) as model:
+            decided = model.decide(list(TEXTS), QUESTIONS)
+        return {structure.task: [_shares(answers[name]) for answers in decided for name in QUESTIONS]}
+
     async def main() -> Answers:
         service = _service(artifact)
         try:
@@ -48,6 +54,14 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
             await asyncio.get_running_loop().run_in_executor(None, service.close)
 
     return asyncio.run(main())
+
+
+def _shares(answer: Answer) -> Float32Array:
+    """Of the options, choices sorted."""
+    if isinstance(answer, NoulAnswer):
+        return np.array([1 - answer.noul, answer.noul], np.float32)
+    shares = answer.probabilities
+    return np.array([shares[name] for name in sorted(shares)] if isinstance(shares, Mapping) else shares, np.float32)
 
 
 def _service(artifact: Artifact) -> InferenceService:

@@ -41,6 +41,7 @@ COMMITS: Mapping[str, str] = {
     "FlagOpen/FlagEmbedding": "7ed43d6",
     "Gomez12/OpenTeddy": "4de9ec8",
     "Jiaxin-Wen/rag": "c2e2808",
+    "NandhaKishorM/laya": "8ef5b2d",
     "PursuitYP/MAGIC-Dace": "031f45b",
     "QwenLM/Qwen3Guard": "019b2e3",
     "RLHFlow/RLHF-Reward-Modeling": "fc39179",
@@ -302,10 +303,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "LiquidAI/LFM2.5-Embedding-350M": ("card:LiquidAI/LFM2.5-Embedding-350M", _LFM2_5),
     "antoinelouis/colbert-xm": (f"{_PYLATE} tests/test_model_loading.py",),
     # Static embeddings.
-    "BorisTM/starse": (
-        "github:BlessedTatonka/StarSE README.md",
-        "github:BlessedTatonka/StarSE src/starse/project.py",
-    ),
+    "BorisTM/starse": ("github:BlessedTatonka/StarSE README.md", "github:BlessedTatonka/StarSE src/starse/project.py"),
     "minishlab/potion-base-8M": ("github:gursharanmakol/rag-debugging-lab-pilot models/potion-base-8M/config.json",),
     "sentence-transformers/static-retrieval-mrl-en-v1": (
         f"{_ST} tests/sentence_transformer/test_pretrained.py",
@@ -443,6 +441,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     ),
     "urchade/gliner_medium-v2.1": _GLINER,
     "knowledgator/gliner-bi-large-v1.0": _GLINER,
+    "convaiinnovations/laya-multilingual": ("github:NandhaKishorM/laya README.md",),
     "numind/NuNER_Zero": ("github:ner-ml-models/nuner_zero gliner_config.json",),
     "jackboyla/glirel-large-v0": ("github:jackboyla/GLiREL README.md",),
     "openai/privacy-filter": (_config("openai_privacy_filter"),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -17,7 +17,7 @@ from tests.hub_matrix.tokenizers import CLASSES
 from tests.support.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
 
 Settings: TypeAlias = dict[str, Any]
-Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens"]
+Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens", "decide"]
 # From a checkpoint's folder to the last layer's states of a text.
 StatesOf: TypeAlias = Callable[[Path], Callable[[Encoding], torch.Tensor]]
 
@@ -26,6 +26,9 @@ ImagesOf: TypeAlias = Callable[[Path, list[bytes]], Sequence[Float32Array] | Flo
 
 # From a checkpoint's folder to the scores of a query's documents.
 RanksOf: TypeAlias = Callable[[Path], Callable[[str, list[str]], Float32Array]]
+
+# From a checkpoint's folder to the probabilities of a question's options for a text.
+DecidesOf: TypeAlias = Callable[[Path], Callable[[str, Mapping[str, Any]], list[float]]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,17 @@ class Late:
 # What rerankers of images are asked.
 IMAGE_QUERY = "what is in the picture?"
 
+# What models that decide are asked, in the form of /v1/systemone.
+QUESTIONS: Mapping[str, Mapping[str, Any]] = {
+    "which": {
+        "type": "choice",
+        "instructions": "What is it?",
+        "criteria": {"a cat": None, "a mat": "of hair", "b": None},
+    },
+    "how": {"type": "score", "instructions": "How long is it?", "criteria": ["short", "long"]},
+    "is": {"type": "noul", "instructions": "It is a cat."},
+}
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -86,7 +100,7 @@ class Structure:
     ``static``: means of a table's rows, of tokens in no vocabulary too or not, or with a tanh behind (SSE).
     ``rounded``: vectors are pplx-embed's before it rounds them: a tanh. ``ranks``: scores of a query's
     documents by remote code, which reads them together. ``images``: vectors of images by the class, which are
-    compared in place of texts'.
+    compared in place of texts'. ``decides``: probabilities of a question's options for a text, choices sorted.
     """
 
     task: Task
@@ -119,6 +133,7 @@ class Structure:
     rounded: bool = False
     ranks: RanksOf | None = None
     images: ImagesOf | None = None
+    decides: DecidesOf | None = None
 
     @property
     def named_tokenizer_class(self) -> str:
@@ -147,7 +162,7 @@ class Structure:
     @property
     def can_be_compared(self) -> bool:
         """True if there is a reference to compare with."""
-        return bool(self.hf_class or self.states or self.static or self.ranks or self.images)
+        return bool(self.hf_class or self.states or self.static or self.ranks or self.images or self.decides)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from bei import Model
+from bei.artifact.label_layouts import OptionMarkers
 from bei.artifact.manifest import Artifact
+from bei.artifact.validation import manifest_fault
 from bei.cli.calibrate import calibrate
 from bei.core import Encoding
 from bei.errors import CheckpointError, ConfigError, InputTooLongError, InvalidRequestError, WeightsError
@@ -291,6 +294,29 @@ def test_a_checkpoint_without_its_folders_or_tensors_is_refused(tmp_path: Path) 
 def test_what_was_not_measured_is_refused(folder: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_artifact(folder / "checkpoint", tmp_path / "artifact", **settings)
+
+
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"marker_id": 268}, "are no such tokens"),
+    ({"marker_id": 2}, "are no such tokens"),
+    ({"marker_token": ""}, "a marker without a character"),
+    ({"max_option_tokens": 0}, "max_option_tokens of option_markers is 0"),
+    ({"temperatures": {"choice": 1.0, "noul": 1.0}}, "no temperature of score"),
+    ({"temperatures": {"choice": 1.0, "noul": 1.0, "score": 0.0}}, "no number above 0"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), FAULTS, ids=[str(fields) for fields, _ in FAULTS])
+def test_a_manifest_that_no_build_writes_is_refused(artifact: Artifact, fields: dict[str, Any], message: str) -> None:
+    assert manifest_fault(artifact.manifest) is None
+    markers = artifact.manifest.option_markers
+    assert isinstance(markers, OptionMarkers)
+    wrong = msgspec.structs.replace(markers, **fields)
+    found = manifest_fault(msgspec.structs.replace(artifact.manifest, option_markers=wrong))
+    assert found is not None
+    assert message in found
+    without = msgspec.structs.replace(artifact.manifest, option_markers=msgspec.UNSET)
+    assert "decide" in str(manifest_fault(without))
 
 
 @pytest.mark.slow
