@@ -207,7 +207,7 @@ def _marked(question: AskedQuestion, place: int) -> str:
     if question.kind == "choice":
         return option.shown
     if question.kind == "score":
-        return f"level {place}: {option.text}"
+        return f"level {place}: {option.shown}"
     word, meaning = _NOUL[place]
     return f"{word}: {option.text or meaning}"
 

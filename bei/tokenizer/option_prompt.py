@@ -43,23 +43,23 @@ def around_text(tokenizer: Tokenizer, prompt: OptionPrompt, most: int) -> tuple[
     named = f"The question {prompt.name[:40]!r}"
     for text, option in zip(prompt.options, options, strict=True):
         if len(option) > layout.max_option_tokens:
-            raise _too_long(
+            raise _refused(
                 f"{named} has the option {text[:40]!r} of {len(option)} tokens, and the model reads "
                 f"{layout.max_option_tokens} of one: shorten it."
             )
-        if layout.marker_id in option:
-            raise _too_long(f"{named} has the model's own token {layout.marker_token!r} in an option: take it out.")
+    if any(layout.marker_id in tokens for tokens in (question, *options)):
+        raise _refused(f"{named} has the model's own token {layout.marker_token!r} in its words: take it out.")
     check_told_apart(f"{named} has options, of which numbers", prompt.options, options, "questions")
     taken, least = sum(len(option) + 1 for option in options), 2 * _LEAST_QUESTION
     room = layout.max_question_tokens - taken
     share = max(_LEAST_OPTION, (layout.max_question_tokens - least) // len(options))
     if room < least and any(len(option) + 1 > share for option in options):
-        raise _too_long(
+        raise _refused(
             f"{named} has options of {taken} tokens, and the model reads {layout.max_question_tokens - least} of "
             "them: send fewer or shorter ones."
         )
     if len(question) > max(_LEAST_QUESTION, room):
-        raise _too_long(
+        raise _refused(
             f"{named} has {len(question)} tokens, and beside its options the model reads "
             f"{max(_LEAST_QUESTION, room)}: shorten its instructions."
         )
@@ -68,7 +68,7 @@ def around_text(tokenizer: Tokenizer, prompt: OptionPrompt, most: int) -> tuple[
         ids += [layout.marker_id, *option]
     ids.append(layout.separator_id)
     if len(ids) >= most:
-        raise _too_long(
+        raise _refused(
             f"{named} and its options have {len(ids)} tokens, and the model reads {most} with the text: send fewer or "
             "shorter ones."
         )
@@ -82,7 +82,7 @@ def _tokens(tokenizer: Tokenizer, prompt: OptionPrompt) -> list[tuple[int, ...]]
     limits = [layout.max_question_tokens, *[layout.max_option_tokens] * len(prompt.options)]
     for text, most in zip(texts, limits, strict=True):
         if len(text) > most * _MOST_CHARS_PER_TOKEN:
-            raise _too_long(
+            raise _refused(
                 f"The question {prompt.name[:40]!r} has {len(text)} characters in its instructions or an option, and "
                 f"the model reads {most} tokens of them: shorten them."
             )
@@ -90,5 +90,5 @@ def _tokens(tokenizer: Tokenizer, prompt: OptionPrompt) -> list[tuple[int, ...]]
     return [tuple(one.ids) for one in found]
 
 
-def _too_long(message: str) -> InvalidRequestError:
+def _refused(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, "questions")

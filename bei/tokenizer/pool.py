@@ -199,9 +199,8 @@ def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
 
 def chars_around(options: EncodingOptions) -> int:
     """Characters that are read with every input: what stands around it, a request's labels, or a question."""
-    labels, question = options.labels, options.question
-    of_labels = labels.num_chars if labels and labels.vectors is None else 0
-    return sum(map(len, options.kept)) + of_labels + (question.num_chars if question else 0)
+    prompt = options.labels or options.question
+    return sum(map(len, options.kept)) + (prompt.num_chars if prompt else 0)
 
 
 def _num_chars(value: AnyInput) -> int:

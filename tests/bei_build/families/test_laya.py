@@ -183,6 +183,23 @@ def test_a_golden_exchange(artifact: Artifact) -> None:
     assert close(shares, GOLDEN["response"]["answers"]["which"]["probabilities"])
 
 
+def test_levels_of_decisions_are_read_by_their_labels_and_descriptions(
+    artifact: Artifact, reference: LayaReference
+) -> None:
+    """Labels without descriptions were not read at all."""
+    levels = [{"label": "calm"}, {"label": "loud", "description": "of a cat"}, {"label": "hello"}]
+    question = {"type": "score", "instructions": "How it is", "levels": levels}
+    app = App((artifact, open_engine(artifact.engine_dir, artifact.manifest)))
+    try:
+        found = app.request("POST", "/v1/decisions", json.dumps({"input": TEXT, "questions": [question]}).encode())
+    finally:
+        app.close()
+    (answer,) = found.json()["answers"]
+    asked = {"type": "score", "instructions": "How it is", "criteria": ["calm", "loud: of a cat", "hello"]}
+    shares = [one["probability"] for one in answer["probabilities"]]
+    assert shares == pytest.approx(reference.probabilities(TEXT, asked), abs=2e-4)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"criteria": dict.fromkeys(map(str, range(256)))}, "has 256 choices"),
     ({"criteria": {f"the label number {place}": None for place in range(40)}}, "options of .* reads 176 of them"),
