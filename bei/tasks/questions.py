@@ -1,5 +1,8 @@
 """Typed questions about a text, as the System One API has them: a choice, a score on levels, or yes and no ("noul").
 
+A question's fields that are not known are refused: laya's ``labels`` and ``option_order`` would change what is read,
+and without misspelled ``instructions`` nothing would say what is asked.
+
 Sources of the form: ollama-python 0.6 (``SystemOneQuestion``) and litellm 1.110 (``litellm.types.decisions``), which
 send it; of ``concentration``: laya 0.4 (``jev_confidence``), which gives TypeSafe's formulas, and
 ``confidence_from_probs``, which Ollama's published answers agree with.
@@ -30,28 +33,28 @@ Content: TypeAlias = str | dict[str, Any] | list[Any]
 Kind: TypeAlias = Literal["choice", "score", "noul"]
 
 
-class ChoiceQuestion(msgspec.Struct, tag_field="type", tag="choice", kw_only=True):
+class ChoiceQuestion(msgspec.Struct, tag_field="type", tag="choice", kw_only=True, forbid_unknown_fields=True):
     """Which of the names in ``criteria``, each with a description, or null."""
 
     criteria: dict[str, Content | None]
     instructions: Content | None = None
 
 
-class ScoreQuestion(msgspec.Struct, tag_field="type", tag="score", kw_only=True):
+class ScoreQuestion(msgspec.Struct, tag_field="type", tag="score", kw_only=True, forbid_unknown_fields=True):
     """Which of the levels in ``criteria``, from lowest to highest."""
 
     criteria: list[Content]
     instructions: Content | None = None
 
 
-class NoulCriteria(msgspec.Struct, kw_only=True):
+class NoulCriteria(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """When the answer is yes, and when it is no."""
 
     true: Content | None = None
     false: Content | None = None
 
 
-class NoulQuestion(msgspec.Struct, tag_field="type", tag="noul", kw_only=True):
+class NoulQuestion(msgspec.Struct, tag_field="type", tag="noul", kw_only=True, forbid_unknown_fields=True):
     """Whether it is so: instructions, criteria, or both."""
 
     instructions: Content | None = None

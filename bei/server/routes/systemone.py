@@ -44,7 +44,7 @@ from bei.tasks.support import off_loop_if_large
 MOST_QUESTIONS = 400  # OpenAI's limit
 _MOST_READ_CHARS = 1 << 24  # of the state and its copies, one a question, and of instructions, one an option
 _OPTION_BYTES = 40  # of JSON, about: "billing":0.12345678, with what is around it
-_NoText: TypeAlias = Annotated[Refused, refused("decisions are about texts; leave it out", [], {}, "", 0, False)]
+_NoText: TypeAlias = Annotated[Refused, refused("texts alone are read", [], {}, "", 0, False)]
 
 
 class SystemOneRequest(Tiered, kw_only=True):
@@ -58,6 +58,7 @@ class SystemOneRequest(Tiered, kw_only=True):
     assets: _NoText = UNSET
     audio: _NoText = UNSET
     videos: _NoText = UNSET
+    min_confidence: Annotated[Refused, refused("compare probabilities yourself")] = UNSET
 
 
 _parse_request = with_unique_keys(parser(SystemOneRequest), "state", "questions")

@@ -205,6 +205,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"questions": {"q": {"type": "choice", "criteria": dict.fromkeys("abcdefghi")}}}, "9 inputs, the limit is 8"),
     ({"questions": {"q": {"type": "noul", "instructions": "a " * 200}}}, "tokens"),
     ({"state": "cat " * 200}, "tokens"),
+    ({"questions": {"q": {"type": "noul", "instructions": "a", "labels": {"false": "n", "true": "y"}}}}, "`labels`"),
+    ({"questions": {"q": {"type": "score", "criteria": ["a", "b"], "option_order": [1, 0]}}}, "`option_order`"),
+    ({"questions": {"q": {"type": "choice", "instruction": "a", "criteria": {"a": None}}}}, "`instruction`"),
+    ({"questions": {"q": {"type": "noul", "instructions": "a", "criteria": {"yes": "b"}}}}, "`yes`"),
+    ({"min_confidence": 0.5}, "min_confidence 0.5 is not supported"),
     ({"images": ["aGk="]}, "images (a list) is not supported"),
 ]
 
