@@ -38,7 +38,7 @@ from bei.tasks.support import off_loop_if_large
 # What JSON takes, about: of a span beside its text and label; of a text beside its spans.
 _SPAN_BYTES = 100
 _TEXT_BYTES = 40
-_PER_SPAN = 50  # as many numbers take as long as to look at one
+PER_SPAN = 50  # as many numbers take as long as to look at one
 _PER_ENTITY = 400  # to check one
 _Label = Annotated[str, limits(minLength=1, pattern=r"\S")]
 
@@ -158,7 +158,7 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
         ]
 
     num_instances = sum(len(instances) for found in answer.relations for instances in found.values())
-    sizes = await off_loop_if_large(sizes_of, _PER_SPAN * (num_instances + sum(map(len, answer.spans))))
+    sizes = await off_loop_if_large(sizes_of, PER_SPAN * (num_instances + sum(map(len, answer.spans))))
     context.check_answer(sum(sizes))
 
     def items(start: int, stop: int) -> list[object]:

@@ -28,13 +28,14 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Tiered
 from bei.server.http.accept import is_msgpack
 from bei.server.routes.classify import LabelScore, ranked_bytes
-from bei.server.routes.extract import short
+from bei.server.routes.extract import PER_SPAN, short
 from bei.service.service import InferenceService
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract import inputs_of as inputs_of_spans
 from bei.tasks.extract import num_around as num_around_windows
 from bei.tasks.extract_labels import THRESHOLD, Share, extraction_of
 from bei.tasks.schema_forms import checked_request
+from bei.tasks.support import off_loop_if_large
 from bei.tasks.zero_shot import ZeroShotTask, check_zero_shot, inputs_of, num_around, zero_shot
 
 _SPAN_BYTES, _ITEM_BYTES = 120, 100
@@ -202,7 +203,11 @@ async def _spans(
     around = num_around_windows(service, checked, schema)
     ticket = context.admit(service, inputs_of_spans(service, texts, around), num_around=around)
     answer = await extract(service, task, ticket=ticket)
-    sizes = [sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) for spans in answer.spans]
+
+    def sizes_of() -> list[int]:
+        return [sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) for spans in answer.spans]
+
+    sizes = await off_loop_if_large(sizes_of, PER_SPAN * sum(map(len, answer.spans)))
     return lambda place: {"entities": items_of(answer.spans[place], _SPAN_BYTES, _entity)}, sizes, []
 
 

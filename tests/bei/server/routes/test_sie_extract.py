@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Limits
+from bei.server.routes import sie_extract
+from bei.server.routes.extract import PER_SPAN
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import KindEngine, answer, post
 from tests.support.artifacts import save_artifact
@@ -45,6 +47,21 @@ def send(app: App, path: str, content: bytes, content_type: str, accept: str = P
     headers = {"Content-Type": content_type, "Accept": accept}
     response: httpx.Response = app.run(app.client.post(path, content=content, headers=headers))
     return response
+
+
+def test_spans_of_large_answers_are_measured_off_the_event_loop(kinds: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of them held it for most of a second."""
+    noted: list[int] = []
+
+    async def recorded(work: Any, num_numbers: int) -> Any:
+        noted.append(num_numbers)
+        return work()
+
+    monkeypatch.setattr(sie_extract, "off_loop_if_large", recorded)
+    found = answer(kinds, PATH, **BODY)
+    count = sum(len(one["entities"]) for one in found["items"])
+    assert count
+    assert noted == [PER_SPAN * count]
 
 
 @pytest.mark.parametrize("options", [{}, {"flat_ner": False}, {"multi_label": True, "flat_ner": None}])
