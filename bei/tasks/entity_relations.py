@@ -13,15 +13,15 @@ import numpy as np
 from msgspec import Meta
 
 from bei.artifact.label_layouts import Extraction
-from bei.core import Encoding, Float32Array
+from bei.core import Encoding, Float32Array, Row
 from bei.engine.postprocess import apply_function
 from bei.engine.words import WORD, kinds_of
 from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
-from bei.tasks.extract_labels import extraction_of
-from bei.tasks.schema_forms import ENDS, AskedSchema, no_entities
+from bei.tasks.extract_labels import extraction_of, no_entities
+from bei.tasks.schema_forms import ENDS, AskedSchema
 from bei.tasks.schema_spans import Instance, Value
 from bei.tasks.span_choice import MOST_CANDIDATES, MOST_OF_REQUEST, MOST_SCORES, check_candidates
 from bei.tasks.support import off_loop_if_large
@@ -30,8 +30,9 @@ from bei.tokenizer.entity_text import EntityPlace, EntityText
 from bei.tokenizer.label_prompt import LabelPrompt
 from bei.tokenizer.schema_prompt import SchemaPart
 
-_TOKEN_CHARS = 4  # about
+_OUTPUT = "span_logits"
 _PER_CANDIDATE = 10  # as many numbers take as long
+_SHOWN_CHARS = 40  # of a text in a message
 
 
 class EntityForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,11 +91,15 @@ def entity_text(text: str, entities: Seq[EntityForm], place: int, layout: Extrac
             raise InvalidRequestError(f"{where}, in a text of {len(text)} characters.", "entities")
         if one.text is not None and one.text != text[one.start : one.end]:
             raise InvalidRequestError(
-                f"{where}, where {text[one.start : one.end]!r} stands and not {one.text!r}: count in code points, and "
-                "send the text that the entities were found in.",
+                f"{where}, where {_shown(text[one.start : one.end])} stands and not {_shown(one.text)}: count in code "
+                "points, and send the text that the entities were found in.",
                 "entities",
             )
     return EntityText(text, [EntityPlace(one.start, one.end) for one in entities])
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}..."
 
 
 async def related(
@@ -111,19 +116,19 @@ async def related(
     prompt = LabelPrompt((*names,), layout, parts=(SchemaPart("relations", "", (*names,)),))
     found = Related([{name: [] for name in names} for _ in inputs], [0] * len(inputs), dict(failed or {}))
     num_found = 0
-    for places in _parts(inputs, found.errors, len(names) * layout.columns, asked.num_chars):
+    for places in _parts(inputs, found.errors, len(names) * layout.columns):
         request = ModelRequest(
             [inputs[place] for place in places], EncodingOptions(labels=prompt), None if failed is None else {}
         )
-        answer = await service.infer(request, ticket=ticket, outputs={"span_logits"})
+        answer = await service.infer(request, ticket=ticket, outputs={_OUTPUT}, reduce=_of_entities)
         rows = iter(answer.rows)
         for index, place in enumerate(places):
             if index in answer.errors:
                 found.errors[place] = answer.errors[index]
                 continue
-            encoding, logits = answer.encodings[index], next(rows)["span_logits"]
-            found.lengths[place] = encoding.num_tokens
-            read = partial(_read, inputs[place], names, logits, encoding, thresholds, layout.columns)
+            logits = next(rows)[_OUTPUT]
+            found.lengths[place] = answer.encodings[index].num_tokens
+            read = partial(_read, inputs[place], names, logits, thresholds, layout.columns)
             try:
                 found.relations[place].update(await off_loop_if_large(read, logits.size * _PER_CANDIDATE))
             except InvalidRequestError as error:
@@ -136,15 +141,23 @@ async def related(
     return found
 
 
-def _parts(inputs: Seq[str], errors: Mapping[int, BeiError], columns: int, num_around: int) -> Iterator[list[int]]:
-    """The places of texts that have pairs, of so many at a time that their scores are about MOST_SCORES. ``columns``:
-    scores of a token; ``num_around``: characters that are read with each text."""
+def _of_entities(row: Row, encoding: Encoding) -> Row:
+    """Keeps the rows of a text's entities, which stand in those of its first words (``bei.engine.entity_pairs``)."""
+    assert encoding.token_type_ids is not None
+    assert encoding.label_vectors is not None
+    words = np.flatnonzero(kinds_of(encoding.token_type_ids) == WORD)
+    return {_OUTPUT: row[_OUTPUT][words[: len(encoding.label_vectors.rows)]]}
+
+
+def _parts(inputs: Seq[str], errors: Mapping[int, BeiError], columns: int) -> Iterator[list[int]]:
+    """The places of texts that have pairs, of so many at a time that their scores, ``columns`` of an entity, are about
+    MOST_SCORES."""
     some: list[int] = []
     num_scores = 0
     for place, text in enumerate(inputs):
         if place in errors or not isinstance(text, EntityText) or len(text.entities) < 2:
             continue
-        own = (len(text) + num_around) // _TOKEN_CHARS * columns
+        own = len(text.entities) * columns
         if some and num_scores + own > MOST_SCORES:
             yield some
             some, num_scores = [], 0
@@ -155,16 +168,13 @@ def _parts(inputs: Seq[str], errors: Mapping[int, BeiError], columns: int, num_a
 
 
 def _read(
-    text: str, names: Seq[str], logits: Float32Array, encoding: Encoding, thresholds: Float32Array, most: int
+    text: str, names: Seq[str], logits: Float32Array, thresholds: Float32Array, most: int
 ) -> dict[str, list[Instance]]:
-    """The relations of ``text`` by their names. ``logits`` [tokens, columns of ``most`` entities]: see
-    ``bei.engine.entity_pairs``."""
-    assert encoding.token_type_ids is not None
+    """The relations of ``text`` by their names. ``logits`` [entities, labels * ``most`` entities]."""
     assert isinstance(text, EntityText)
     entities, found = text.entities, {name: list[Instance]() for name in names}
     count = len(entities)
-    rows = logits[kinds_of(encoding.token_type_ids) == WORD][:count]
-    scores = apply_function(rows.reshape(count, -1, most)[:, : len(names), :count], "sigmoid")
+    scores = apply_function(logits.reshape(count, -1, most)[:, : len(names), :count], "sigmoid")
     above = scores > thresholds[:, None]
     above[np.arange(count), :, np.arange(count)] = False  # with itself
     check_candidates(int(np.count_nonzero(above)), MOST_CANDIDATES, "a text", "relations")

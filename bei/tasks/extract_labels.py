@@ -61,9 +61,7 @@ def checked_labels(labels: Labels, threshold: float | Mapping[str, float], servi
     TaskNotSupportedError."""
     layout, names = extraction_of(service), tuple(labels)
     if layout.max_entities is not msgspec.UNSET:
-        raise InvalidRequestError(
-            f"{service.name} finds no spans: it scores relations between entities that a request names.", "labels"
-        )
+        raise no_entities(service.name)
     if not names:
         raise InvalidRequestError("labels is empty: name what to find.", "labels")
     if layout.label_width is not msgspec.UNSET:
@@ -96,6 +94,16 @@ def checked_labels(labels: Labels, threshold: float | Mapping[str, float], servi
         thresholds,
         checked_descriptions({name: form.description for name, form in forms.items()}, service, bool(layout.schema)),
         frozenset(place for place, name in enumerate(names) if name in forms and forms[name].dtype == "str"),
+    )
+
+
+def no_entities(name: str) -> InvalidRequestError:
+    """The error of a request to model ``name`` without entities."""
+    return InvalidRequestError(
+        f"entities is missing: {name} scores relations between the entities of a text, and finds none. Send those that "
+        "another model finds, as entities to POST /v1/extract or to bei.Model.extract_relations; nothing else has a "
+        "place for them.",
+        "entities",
     )
 
 

@@ -20,6 +20,7 @@ from bei.tasks.extract_labels import (
     check_readable,
     checked_labels,
     extraction_of,
+    no_entities,
 )
 from bei.tasks.schema_classes import AskedClasses, ClassesForm, checked_classes
 from bei.tokenizer.alike import check_told_apart
@@ -129,13 +130,13 @@ def checked_request(
     layout = extraction_of(service)
     schema = (("structures", structures), ("relations", relations), ("classifications", classifications))
     if layout.max_entities is not msgspec.UNSET:
+        if not has_entities:
+            raise no_entities(service.name)
         others = (("labels", labels), schema[0], schema[2])
         if (name := next((name for name, given in others if given is not None), None)) is not None:
             raise InvalidRequestError(
                 f"{service.name} scores relations between entities, and nothing else: leave {name} out.", name
             )
-        if not has_entities:
-            raise no_entities(service.name)
         return None, _between_entities(relations, threshold, service, MOST_PAIRED // layout.max_entities)
     for name, given in schema:
         if given is None:
@@ -156,15 +157,6 @@ def checked_request(
     checked = None if labels is None else checked_labels(labels, threshold, service)
     found = _schema(structures or {}, relations or (), least, service)
     return checked, found._replace(classes=checked_classes(classifications, service) if classifications else ())
-
-
-def no_entities(name: str) -> InvalidRequestError:
-    """The error of a request to model ``name`` without entities."""
-    return InvalidRequestError(
-        f"entities is missing: {name} scores relations between the entities of a text, and finds none. Send them, for "
-        "example as another model finds them.",
-        "entities",
-    )
 
 
 def _between_entities(

@@ -18,6 +18,7 @@ from tests.e2e.process import Server, serve
 from tests.support.builds import build_artifact
 from tests.support.gliner2_models import save_gliner2
 from tests.support.gliner_models import save_gliner
+from tests.support.glirel_models import save_glirel
 from tests.support.two_towers import save_clip
 from tests.support.zoo import Case, save_case
 
@@ -65,6 +66,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     schemas = save_gliner2(folder / "gliner2", none=-20.0)  # it counts some instances of everything
     found["clip"] = build_artifact(save_clip(folder / "clip"), folder / "clip-built", name="clip").path
     found["gliner"] = build_artifact(checkpoint, folder / "gliner-built", name="gliner", reference="engine").path
+    relations = save_glirel(folder / "glirel")
+    found["glirel"] = build_artifact(relations, folder / "glirel-built", name="glirel", reference="engine").path
     found["gliner2"] = build_artifact(schemas, folder / "gliner2-built", name="gliner2", reference="engine").path
     return found
 

@@ -27,6 +27,7 @@ TABS = [
     ("entities", "ner", "Find entities"),
     ("extract", "gliner", "Extract"),
     ("extract", "gliner2", "Extract"),
+    ("extract", "glirel", "Extract"),
     ("sparse", "splade", "Weigh words"),
     ("images", "clip", "Search"),
     ("live", "embedder", None),

@@ -184,6 +184,24 @@ def test_a_schema_is_typed_and_its_instances_are_shown(open_page: OpenPage, serv
     shoot(page, "extract-schema")
 
 
+def test_a_model_of_relations_has_an_example_with_entities(open_page: OpenPage, server: Server, shoot: Shoot) -> None:
+    shown = panel(open_page(), "Extract", "glirel")
+    expect(shown.get_by_label("Labels")).to_have_value("")
+    shown.get_by_label("Least score").select_option("0.3")
+    ask(shown, "Extract")
+    assert "One text for 2 relations in" in shown.inner_text()
+    asked = json.loads(shown.get_by_label("Schema").input_value())
+    text = shown.get_by_label("Text").input_value()
+    (found,) = post(server, "/v1/extract", model="glirel", input=text, threshold=0.3, **asked)["data"]
+    assert any(found["relations"].values()), "the tiny model finds something"
+    for name, instances in found["relations"].items():
+        if instances:
+            table = shown.get_by_role("group", name=f"Instances of {name}")
+            cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
+            assert cells == [values(one) for one in instances]
+    shoot(page=shown.page, name="extract-relations")
+
+
 def test_a_schema_that_is_no_json_is_refused_where_it_stands(open_page: OpenPage) -> None:
     shown = panel(open_page(), "Extract", "gliner2")
     assert "structures" in shown.get_by_label("Schema").input_value()  # an example

@@ -216,10 +216,9 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
 
 
 class ModelEntry(TypedDict):
-    """OpenAI's first, then what a client may want to know. ``created`` is when the server was started. ``alias_of``:
-    the model that the id is another name of; null: it is the model's own. ``adapter_of``: the model with
-    the adapter that the id names (MODEL:ADAPTER). ``adapters``: those of the model. ``input_modalities``: text,
-    image, or both."""
+    """OpenAI's fields first. ``created`` is when the server was started. ``alias_of``: the model that the id is another
+    name of, or null. ``adapter_of``: the model with the adapter that the id names (MODEL:ADAPTER).
+    ``input_modalities``: text, image, or both. ``max_entities``: of a text (GLiREL)."""
 
     id: str
     object: Literal["model"]
@@ -229,6 +228,7 @@ class ModelEntry(TypedDict):
     adapter_of: str | None
     adapters: list[str]
     max_model_len: int
+    max_entities: int | None
     embedding_dimension: int | None
     tasks: list[str]
     input_modalities: list[str]
@@ -254,6 +254,7 @@ _EXAMPLE = {
     "adapter_of": None,
     "adapters": [],
     "max_model_len": 256,
+    "max_entities": None,
     "embedding_dimension": 384,
     "tasks": ["embed"],
     "input_modalities": ["text"],
@@ -290,7 +291,7 @@ def models_router(models: Models) -> ApiRouter:
 
 
 def _describe(name: str, service: InferenceService, created: int) -> ModelEntry:
-    manifest = service.manifest
+    manifest, extraction = service.manifest, service.manifest.extraction
     return {
         "id": name,
         "object": "model",
@@ -300,6 +301,7 @@ def _describe(name: str, service: InferenceService, created: int) -> ModelEntry:
         "adapter_of": manifest.name if service.adapter else None,
         "adapters": [] if service.adapter else [*manifest.adapter_names],
         "max_model_len": manifest.max_seq_len,
+        "max_entities": (extraction.max_entities or None) if extraction else None,
         "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,
         "input_modalities": [*manifest.modalities],

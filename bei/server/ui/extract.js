@@ -1,15 +1,20 @@
-// What a text has of things named by hand: spans for labels, and for GLiNER2 a whole schema.
+// What a text has of things named by hand: spans for labels, for GLiNER2 a whole schema, for GLiREL relations.
 
 import { ROUTES } from './api.js'
 import { h, plural, scrolling } from './dom.js'
 import { bars, namesOf } from './classify.js'
 import { hues, marked, spansTable } from './ner.js'
 
+const TEXT = 'Ada Lovelace wrote to Charles Babbage in London about the Analytical Engine. The Royal Society published it.'
 const SCHEMA = {
   labels: { person: 'a human being', city: {} },
   structures: { letter: ['writer', 'reader', { name: 'subject', dtype: 'str' }] },
   relations: ['wrote to', 'published'],
   classifications: [{ task: 'about', labels: { science: 'research and machines', sports: 'games', art: 'books and music' } }],
+}
+const RELATIONS = {
+  relations: ['wrote to', 'inventor of'],
+  entities: [['Ada Lovelace', 'Charles Babbage', 'the Analytical Engine'].map(placed)],
 }
 
 export const extract = {
@@ -26,7 +31,7 @@ export const extract = {
       name: 'text',
       kind: 'text',
       label: 'Text',
-      value: 'Ada Lovelace wrote to Charles Babbage in London about the Analytical Engine. The Royal Society published it.',
+      value: TEXT,
     },
     {
       name: 'labels',
@@ -34,17 +39,16 @@ export const extract = {
       label: 'Labels',
       isOptional: true,
       hint: 'What to find, separated by commas.',
-      value: 'person, city, machine, organization',
+      prefill: (model) => (readsEntities(model) ? '' : 'person, city, machine, organization'),
     },
     {
       name: 'schema',
       kind: 'json',
       label: 'Schema',
       isOptional: true,
-      hint: 'For GLiNER2, in JSON: labels with descriptions, structures, relations and classifications, as POST /v1/extract has them.',
+      hint: 'In JSON, as POST /v1/extract has them: for GLiNER2 labels with descriptions, structures, relations and classifications, for GLiREL relations and entities.',
       rows: 10,
-      // GLiNER2 classifies too, other models that find spans do not.
-      prefill: (model) => (model.tasks.includes('zero_shot') ? JSON.stringify(SCHEMA, null, 2) : ''),
+      prefill: exampleOf,
     },
     {
       name: 'threshold',
@@ -97,6 +101,22 @@ export const extract = {
     for (const [task, labels] of Object.entries(found.classifications ?? {})) parts.push(classes(task, [labels].flat()))
     return h('div', {}, parts)
   },
+}
+
+// GLiREL finds none by itself.
+function readsEntities(model) {
+  return model.max_entities !== null
+}
+
+function exampleOf(model) {
+  if (readsEntities(model)) return JSON.stringify(RELATIONS, null, 2)
+  // GLiNER2 classifies too, other models that find spans do not.
+  return model.tasks.includes('zero_shot') ? JSON.stringify(SCHEMA, null, 2) : ''
+}
+
+function placed(name) {
+  const start = TEXT.indexOf(name)
+  return { start, end: start + name.length, text: name }
 }
 
 // Parts of a schema beside labels; of the first two answers are records.

@@ -41,7 +41,7 @@ LABELS = ("ent_token", "label", "both")
 def _scores(config: Any) -> tuple[HeadSpec, ...]:
     settings: Mapping[str, Any] = config.glirel
     for key, supported in _SUPPORTED.items():
-        if (value := settings.get(key) or supported) != supported:
+        if (value := settings.get(key)) not in (None, supported):
             raise CheckpointError(
                 f"glirel_config.json has {key} = {value!r}; bei's GLiREL is computed with {supported!r} only: choose a "
                 "model with that."

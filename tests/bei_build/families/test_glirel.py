@@ -15,7 +15,10 @@ import torch
 
 from bei import Model, Value
 from bei.artifact.manifest import Artifact
+from bei.bulk import row_task
+from bei.engine.entity_pairs import MOST_ENTITIES
 from bei.errors import CheckpointError, InvalidRequestError, MalformedRequestError
+from bei.service.service import InferenceService
 from bei.tasks import entity_relations
 from bei.tasks.extract import Span
 from tests.bei.server.app import App, check_error
@@ -90,6 +93,22 @@ def test_texts_are_read_so_many_at_once_that_their_scores_fit_into_memory(
     for one, other in zip(together, model.extract_relations(texts, entities, RELATIONS, threshold=0.0), strict=True):
         assert scores_of(one) == pytest.approx(scores_of(other), abs=1e-4)
     assert [*map(len, map(scores_of, together))] == [6, 0, 6]
+    shapes = []
+    infer = InferenceService.infer
+
+    async def noted(self: InferenceService, request: Any, **asked: Any) -> Any:
+        answer = await infer(self, request, **asked)
+        shapes.append([row["span_logits"].shape for row in answer.rows])
+        return answer
+
+    monkeypatch.setattr(InferenceService, "infer", noted)
+    most = 2 * len(RELATIONS) * MOST_ENTITIES  # a text's, of two entities
+    for scores, texts_each in ((most, [1, 1]), (2 * most, [2])):
+        shapes.clear()
+        monkeypatch.setattr(entity_relations, "MOST_SCORES", scores)
+        model.extract_relations(texts, entities, RELATIONS, threshold=0.0)
+        assert [*map(len, shapes)] == texts_each
+        assert all(count == 2 for some in shapes for count, _ in some)  # of all its tokens before
     for name, said in (("MOST_CANDIDATES", "5 relations of a text"), ("MOST_OF_REQUEST", "5 relations of the request")):
         with monkeypatch.context() as patch:
             patch.setattr(entity_relations, name, 5)
@@ -147,13 +166,37 @@ def test_what_does_not_fit_is_refused_by_name(
         model.extract_relations([TEXT], given, relations, **options)
 
 
+ELSEWHERE = "entities is missing: glirel scores .* as entities to POST /v1/extract or to bei.Model.extract_relations"
+
+
+def test_files_and_sie_s_form_have_no_place_for_entities_and_say_what_has(artifact: Artifact, model: Model) -> None:
+    pytest.importorskip("pyarrow")
+    for asked in ({"relations": RELATIONS}, {"labels": ["person"]}):
+        with pytest.raises(InvalidRequestError, match=ELSEWHERE):
+            row_task.extract(model._runner.service, asked)  # type: ignore[arg-type]  # refused before it is used
+    app = App((artifact, open_engine(artifact.engine_dir, artifact.manifest)))
+    try:
+        body = json.dumps({"items": [{"text": TEXT}], "params": {"labels": RELATIONS}}).encode()
+        check_error(app.request("POST", "/v1/extract/glirel", body), 400, "POST /v1/extract", param="entities")
+        assert app.get("/v1/models/glirel").json()["max_entities"] == 32
+    finally:
+        app.close()
+
+
+def test_a_message_has_the_beginnings_of_texts_that_differ(model: Model) -> None:
+    text = "the cat " * 100_000
+    wrong = {"start": 0, "end": len(text), "text": text[1:]}
+    with pytest.raises(InvalidRequestError, match=r"'the cat .*'\.\.\. stands and not 'he cat") as caught:
+        model.extract_relations([text], [[wrong]], RELATIONS)
+    assert len(str(caught.value)) < 300
+
+
 def test_texts_without_entities_other_questions_and_long_texts_are_refused(model: Model) -> None:
-    with pytest.raises(InvalidRequestError, match="scores relations between entities that a request names"):
+    with pytest.raises(InvalidRequestError, match=ELSEWHERE):
         model.extract([TEXT], ["person"])
-    with pytest.raises(InvalidRequestError, match="entities is missing: glirel scores relations"):
-        model.extract_schema([TEXT], relations=RELATIONS)
-    with pytest.raises(InvalidRequestError, match="nothing else: leave structures out"):
-        model.extract_schema([TEXT], structures={"a": ["b"]})
+    for asked in ({"relations": RELATIONS}, {"structures": {"a": ["b"]}}, {"labels": ["person"]}):
+        with pytest.raises(InvalidRequestError, match=ELSEWHERE):
+            model.extract_schema([TEXT], **asked)
     for text in ("word " * (MAX_WORDS + 1), "x" * 5000 + " cat"):
         with pytest.raises(InvalidRequestError, match="send the part in which the entities stand"):
             model.extract_relations([text], [places((0, 1), (len(text) - 4, len(text)))], RELATIONS)
@@ -199,6 +242,8 @@ def send(app: App, body: dict[str, Any]) -> Any:
         ({"scorer": "dot_thresh"}, "scorer = 'dot_thresh'"),
         ({"refine_relation": True}, "refine_relation = True"),
         ({"max_entity_pair_distance": 50}, "max_entity_pair_distance = 50"),
+        ({"max_entity_pair_distance": 0}, "max_entity_pair_distance = 0"),
+        ({"scorer": ""}, "scorer = ''"),
         ({"label_embed_strategy": None}, "label_embed_strategy = None"),
         ({"hidden_size": 25}, "hidden_size = 25"),
         ({"max_len": "many"}, "max_len = 'many'"),

@@ -36,6 +36,7 @@ def test_models_are_listed_in_openai_form(make_app: MakeApp, second_artifact: Ar
         "adapter_of": None,
         "adapters": [],
         "max_model_len": 16,
+        "max_entities": None,
         "embedding_dimension": 8,
         "tasks": ["embed"],
         "input_modalities": ["text"],
