@@ -7,9 +7,11 @@ found by rendering the chat template, as transformers does, with texts that can 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -327,14 +329,21 @@ def _render(folder: Path, source: str, messages: list[dict[str, Any]], arguments
     with importing("jinja2", "cpu", _PURPOSE):
         import jinja2  # noqa: F401  # the renderer needs it, and does not report that on import
     with importing("transformers", "cpu", _PURPOSE):
-        from transformers.utils.chat_template_utils import render_jinja_template
+        import transformers.utils.chat_template_utils  # noqa: F401
     try:
-        # It returns texts and their locations.
-        return run_bounded(
-            lambda: str(render_jinja_template([messages], chat_template=source, **arguments)[0][0]),
-            _MOST_S,
-            _MOST_EXTRA_BYTES,
-        )
+        return _rendered(source, json.dumps(messages), json.dumps(arguments))
     except SandboxError as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The chat template in {folder} cannot be rendered ({reason}). {_REMEDY}") from error
+
+
+@lru_cache(maxsize=256)  # a build asks for some renderings again, and each takes a process
+def _rendered(source: str, messages: str, arguments: str) -> str:
+    """``messages`` and ``arguments`` in JSON. Raises SandboxError."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def work() -> str:
+        texts, _ = render_jinja_template([json.loads(messages)], chat_template=source, **json.loads(arguments))
+        return str(texts[0])
+
+    return run_bounded(work, _MOST_S, _MOST_EXTRA_BYTES)

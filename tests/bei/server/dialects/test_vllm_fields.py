@@ -107,7 +107,7 @@ def test_pooling_reads_input_or_messages(mount: str, kinds: App) -> None:
         ({**POOL, **chat}, "input or messages"),
         ({"model": "embedder", **chat}, "reads no images"),
         ({"model": "classifier", **chat}, "reads no images"),
-        ({"model": "embedder", "messages": [{"role": "user", "content": "a"}]}, "one image"),
+        ({"model": "embedder", "messages": [{"role": "user", "content": "a"}]}, "one message"),
     ):
         response = post(kinds, f"{mount}/pooling", body)
         assert response.status_code == 400, response.text
