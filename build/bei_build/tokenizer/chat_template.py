@@ -343,7 +343,8 @@ def _rendered(source: str, messages: str, arguments: str) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def work() -> str:
-        texts, _ = render_jinja_template([json.loads(messages)], chat_template=source, **json.loads(arguments))
-        return str(texts[0])
+        # It returns texts and their locations.
+        found = render_jinja_template([json.loads(messages)], chat_template=source, **json.loads(arguments))
+        return str(found[0][0])
 
     return run_bounded(work, _MOST_S, _MOST_EXTRA_BYTES)

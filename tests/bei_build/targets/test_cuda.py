@@ -264,7 +264,7 @@ def test_the_engine_equals_the_hf_class_in_batches_and_alone(name: str, tmp_path
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_in_16_bits_it_stays_close(precision: str, tmp_path: Path) -> None:
     case = BY_NAME["BertForTokenClassification"]
     saved = save(case, tmp_path / "checkpoint")
