@@ -106,17 +106,17 @@ class ImageEncoder:
         check: Callable[[], None] = lambda: None,
     ) -> list[Encoding]:
         """The encodings of ``inputs``. ``options`` are of texts, also of those around an image. ``check`` is called
-        before each, and may raise. Raises InvalidImageError, and InvalidRequestError of such texts."""
+        before each image, and may raise. Raises InvalidImageError, and InvalidRequestError of such texts."""
         encodings = []
         for source in inputs:
             check()
             if isinstance(source, ImagesInText):
-                encodings.append(self._within_text(source, options))
+                encodings.append(self._within_text(source, options, check))
             else:
                 encodings.append(self.encoding_of(self.levels(source)))
         return encodings
 
-    def _within_text(self, source: ImagesInText, options: OptionsOfTexts | None) -> Encoding:
+    def _within_text(self, source: ImagesInText, options: OptionsOfTexts | None, check: Callable[[], None]) -> Encoding:
         """The encoding of images and the text around them. Raises InvalidRequestError, also where it is longer than is
         read: an image cannot be cut."""
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
@@ -134,6 +134,7 @@ class ImageEncoder:
         num_tokens = sum(map(len, texts)) + len(source.images)  # an image has a token at least
         found: list[ImagePatches] = []
         for image, shared in zip(source.images, source.shared or (None,) * len(source.images), strict=True):
+            check()
             with _naming(named):
                 self._check_length(num_tokens, most, source, max_tokens)  # before the next one is decoded
             cut = partial(self._patches_of, image)

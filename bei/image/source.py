@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from bei.errors import InvalidImageError
+from bei.errors import InvalidImageError, InvalidRequestError
 from bei.image.fetch import ImageFetcher
 
 if TYPE_CHECKING:
@@ -131,17 +132,26 @@ class MixedInput:
 
 
 class MadeOnce(Generic[T]):
-    """What is made of an image that several inputs of a request have: by the first thread that asks for it, for all."""
+    """What is made of an image that several inputs of a request have: by the first thread that asks for it, for all. An
+    image that cannot be read is not fetched and decoded again either."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: T | None = None
+        self._error: Callable[[], InvalidRequestError] | None = None
 
     def of(self, make: Callable[[], T]) -> T:
-        """The result of ``make``, whose errors it raises; the next caller then tries again."""
+        """The result of the first ``make``. Raises its InvalidRequestError, each caller one of its own: a traceback
+        would grow with each that raises the same one, and keep what its frames hold."""
         with self._lock:
+            if self._error is not None:
+                raise self._error()
             if self._made is None:
-                self._made = make()
+                try:
+                    self._made = make()
+                except InvalidRequestError as error:
+                    self._error = partial(type(error), str(error), error.param)
+                    raise
             return self._made
 
 

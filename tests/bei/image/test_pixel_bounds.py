@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from bei.artifact.image_sequence import ImageSequence
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits
 from bei.image.encoder import ImageEncoder
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImagesInText
 from tests.support.two_towers import png
 
 BOUNDS = PixelBounds(fewest=56 * 56, most=768 * 28 * 28, multiple=28)
@@ -25,7 +27,7 @@ LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
 SEQUENCE = ImageSequence(before=[1, 2], token_id=3, after=[4], width=8, merged_side=2)
 
 
-def encoder(bounds: PixelBounds = BOUNDS) -> ImageEncoder:
+def encoder(bounds: PixelBounds = BOUNDS, texts: Any = None) -> ImageEncoder:
     processor = ImageProcessor(
         shortest_edge=None,
         resize=None,
@@ -36,7 +38,7 @@ def encoder(bounds: PixelBounds = BOUNDS) -> ImageEncoder:
         std=(0.26862954, 0.26130258, 0.27577711),
         bounds=bounds,
     )
-    return ImageEncoder(processor, (224, 224), 14, num_leading=0, limits=LIMITS, sequence=SEQUENCE)
+    return ImageEncoder(processor, (224, 224), 14, num_leading=0, limits=LIMITS, sequence=SEQUENCE, texts=texts)
 
 
 def sides() -> list[tuple[int, int]]:
@@ -127,3 +129,26 @@ def test_bounds_that_no_processor_has_are_refused(changes: dict[str, Any], named
 
     processor = msgspec.structs.replace(encoder()._processor, **changes)
     assert named in "; ".join(processor_faults(processor))
+
+
+def test_of_a_request_that_is_cancelled_no_further_image_of_an_input_is_decoded(tmp_path: Path) -> None:
+    """Up to 64 were fetched, each for the seconds of a fetch, for a client that had left."""
+    texts = SimpleNamespace(max_seq_len=1000, ids_of=lambda pieces, most: [7])
+    content, pieces = noise(28, 28), (("",),)
+    (whole,) = encoder(texts=texts).encode([ImagesInText((pieces,) * 4, (ImageInput(content),) * 3)])
+    assert len(whole.images) == 3
+
+    class Cancelled(Exception):
+        pass
+
+    num_checks = 0
+
+    def check() -> None:
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 3:  # before the input, its first image, and the second
+            raise Cancelled
+
+    images = (ImageInput(content), ImageInput(tmp_path / "none"), ImageInput(tmp_path / "none"))
+    with pytest.raises(Cancelled):
+        encoder(texts=texts).encode([ImagesInText((pieces,) * 4, images)], check=check)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bei.errors import InvalidImageError
 from bei.image import source
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MadeOnce
 
 HEAD = "data:image/png;base64,"
 
@@ -56,3 +56,24 @@ def test_inputs_are_equal_by_their_content_and_opened_images_to_themselves() -> 
     given += [ImageInput(opened), ImageInput(opened), ImageInput(alike)]
     assert [*dict.fromkeys(given)] == [given[place] for place in (0, 2, 3, 4, 5, 7)]
     assert ImageInput(b"a") != b"a"
+
+
+def test_an_image_that_several_inputs_have_is_made_once_also_where_it_cannot_be_read() -> None:
+    """A host that does not answer was asked again for each document, by each thread that waited for the first."""
+    calls = []
+
+    def make() -> int:
+        calls.append(1)
+        raise InvalidImageError("An image is broken.", "query")
+
+    once = MadeOnce[int]()
+    errors = []
+    for _ in range(3):
+        with pytest.raises(InvalidImageError, match="is broken") as caught:
+            once.of(make)
+        errors.append(caught.value)
+    assert len(calls) == 1
+    assert {error.param for error in errors} == {"query"}
+    assert len({*map(id, errors)}) == 3
+    made = MadeOnce[list[int]]()
+    assert made.of(lambda: [1]) is made.of(lambda: [2])
