@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -26,6 +26,9 @@ from bei.tasks.support import off_loop_if_large, require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 from bei.tokenizer.prompts import num_chars, prompt_of
 from bei.tokenizer.templates import PairTemplate
+
+# Texts in pieces (``ImagesInText.texts``).
+_Pieces: TypeAlias = tuple[tuple[str, ...], ...]
 
 _PER_IMAGE = 2_000  # as many numbers take as long as to lay out a pair with an image
 
@@ -88,10 +91,11 @@ def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str
     # By identity: many pairs have one query, whose parts may be many.
     sides = {id(side): side for pair in pairs for side in pair if isinstance(side, MixedInput)}
     mixed = {key: _parts_of(side) for key, side in sides.items()}
+    written: dict[_Pieces, _Pieces] = {}
     asked = [
         cast("tuple[str, str]", pair)
         if isinstance(pair[0], str) and isinstance(pair[1], str)
-        else _with_images(service, pair, mixed, instruction)
+        else _with_images(service, pair, mixed, instruction, written)
         for pair in pairs
     ]
     # A query's image is fetched, decoded and kept once, not once for each document.
@@ -124,8 +128,10 @@ def _with_images(
     pair: ComparedPair,
     mixed: Mapping[int, list[str | ImageInput]],
     instruction: str | None,
+    written: dict[_Pieces, _Pieces],
 ) -> ImagesInText:
-    """``mixed``: the parts of sides with texts and images, by their identities."""
+    """``mixed``: the parts of sides with texts and images, by their identities. ``written``: texts of all pairs, of
+    which equal ones are kept once: those between a query's images are in each."""
     parts = [mixed[id(one)] if isinstance(one, MixedInput) else [one] for one in pair]
     images = [part for side in parts for part in side if isinstance(part, ImageInput)]
     tower, template = service.manifest.image_tower, service.manifest.rerank_template
@@ -143,7 +149,8 @@ def _with_images(
     images = [part for part in filled if isinstance(part, ImageInput)]  # in their order
     last = () if isinstance(template.last_id, msgspec.UnsetType) else (template.last_id,)
     # The template's prefix and suffix are pieces of their own.
-    texts: list[tuple[tuple[str, ...], ...]] = [(one,) for one in texts_between(filled, tower.sequence.around)]
+    texts: list[_Pieces] = [(one,) for one in texts_between(filled, tower.sequence.around)]
+    texts = [written.setdefault(one, one) for one in texts]
     texts[0] = ((template.prefix,), *texts[0])
     texts[-1] = (*texts[-1], (template.suffix,))
     return ImagesInText((*texts,), (*images,), last_ids=last)

@@ -302,6 +302,7 @@ def test_a_querys_image_is_read_once_for_all_documents(
     answer = served.post("/rerank", {"query": {"image": data_url(b"junk")}, "documents": texts})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "query"
+    assert len(read) == 4
 
 
 def test_a_query_of_many_parts_costs_a_pair_nothing(artifact: Artifact) -> None:
@@ -322,6 +323,25 @@ def test_a_query_of_many_parts_costs_a_pair_nothing(artifact: Artifact) -> None:
     assert isinstance(one, ImagesInText)
     assert "a" * 50_000 in one.texts[0][1]
     assert "b" * 50_000 in one.texts[1][0]
+
+
+def test_texts_between_a_querys_images_stand_in_memory_once(artifact: Artifact) -> None:
+    """A body of 100 kB was 150 MB of tuples: a query of 64 images and 16,384 documents."""
+    service: Any = SimpleNamespace(name="reranker", manifest=artifact.manifest)
+    query = MixedInput((*[part for place in range(63) for part in (ImageInput(b""), f"{place}")],))
+    pairs = [(query, f"document {place}") for place in range(1_000)]
+    tracemalloc.start()
+    try:
+        read = read_pairs(service, pairs)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4_000_000
+    first, last = read[0], read[-1]
+    assert isinstance(first, ImagesInText)
+    assert isinstance(last, ImagesInText)
+    assert first.texts[1:-1] == last.texts[1:-1]
+    assert "document 999" in last.texts[-1][0]
 
 
 def test_what_is_no_side_of_a_pair_is_told_what_one_is(model: bei.Model) -> None:
