@@ -81,11 +81,13 @@ def dense(service: ShardService, options: Mapping[str, object]) -> RowTask:
 
 
 def _without_nulls(value: object) -> object:
-    """A row's text and image; where one is null, the other alone."""
+    """A row's text and image; where one is null, the other alone, if it is one of its kind: JSON has texts alone."""
     if not isinstance(value, Mapping) or value.keys() != {"text", "image"}:
         return value
-    given = [one for one in value.values() if one is not None]
-    return value if len(given) == 2 else given[0] if given else None
+    written, image = value["text"], value["image"]
+    if image is None and isinstance(written, str | None):
+        return written
+    return image if written is None and not isinstance(image, str | list) else value
 
 
 def sparse(service: ShardService, options: Mapping[str, object]) -> RowTask:
