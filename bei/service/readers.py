@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -18,6 +19,8 @@ from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool
 
 _OF_SECOND = (ImageInput, ImagesInText, LabelText)
+# Of a request: a pair has the images of its query, up to 64, however many pairs there are, and the event loop waits.
+_MOST_WITHIN = 500
 
 
 class InputReaders:
@@ -103,12 +106,21 @@ class InputReaders:
         texts = [value for value in inputs if not isinstance(value, ImageInput | ImagesInText)]
         images = [value for value in inputs if isinstance(value, ImageInput)]
         demand = of_texts(self.estimated_lengths(texts, whole=whole, num_around=num_around)) if texts else NO_DEMAND
-        if within := [value for value in inputs if isinstance(value, ImagesInText)]:
-            images += [image for value in within for image in value.images]
-            demand = demand.plus(of_texts([estimated_length(value.num_chars, self._max_seq_len) for value in within]))
         if images:
             demand = demand.plus(self.images.demand(images))
+        if within := [value for value in inputs if isinstance(value, ImagesInText)]:
+            demand = demand.plus(self._demand_within(self.images, of_texts, within))
         return demand
+
+    def _demand_within(
+        self, images: ImageSide, of_texts: Callable[[Seq[int]], Demand], inputs: Seq[ImagesInText]
+    ) -> Demand:
+        """Of images in texts; of very many such inputs some, which are drawn by chance, stand for all."""
+        some = inputs if len(inputs) <= _MOST_WITHIN else random.sample(inputs, _MOST_WITHIN)
+        texts = of_texts([estimated_length(value.num_chars, self._max_seq_len) for value in some])
+        found = texts.plus(images.demand([image for value in some for image in value.images]))
+        times = len(inputs) / len(some)
+        return Demand(round(times * found.num_tokens), times * found.seconds, found.image_tokens)
 
     def _tokens_of(self, image: ImageInput) -> int:
         if self.images is None:

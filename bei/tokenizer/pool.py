@@ -204,8 +204,8 @@ def chars_around(options: EncodingOptions) -> int:
 
 
 def _num_chars(value: AnyInput) -> int:
-    if isinstance(value, ImageInput | ImagesInText):
-        return _CHUNK_CHARS  # each is a chunk of its own: decoding takes milliseconds
+    if isinstance(value, ImageInput | ImagesInText):  # each is a chunk of its own: decoding an image takes milliseconds
+        return _CHUNK_CHARS * (len(value.images) if isinstance(value, ImagesInText) else 1)
     return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
 
 

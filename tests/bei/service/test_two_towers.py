@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,17 @@ from bei.engine.fake import FakeEngine
 from bei.errors import ShuttingDownError
 from bei.image.decode import ImageLimits
 from bei.image.encoder import ImageEncoder
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImagesInText
 from bei.metrics.registry import Metrics
 from bei.port import Item, Lane, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
+from bei.service.admission import Demand
 from bei.service.call import ModelRequest
 from bei.service.image_side import ImageSide
 from bei.service.loader import encoder_of, local_port, tower_port
 from bei.service.pixel_memory import PixelMemory, PixelPort
+from bei.service.readers import InputReaders
 from bei.service.service import InferenceService
 from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.engines import GatedEngine
@@ -147,6 +150,28 @@ def test_of_very_many_images_the_headers_of_some_stand_for_all(monkeypatch: pyte
     read.clear()
     assert side.demand(images).num_tokens == pytest.approx(exact, rel=0.1)
     assert len(read) == 1_000
+
+
+def test_of_very_many_pairs_with_images_some_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16,384 pairs with a query of 64 images, 100 kB of a body, held the event loop for half a second."""
+    side, seen, demand = page_side(), [], ImageSide.demand
+
+    def counted(self: ImageSide, images: Sequence[ImageInput]) -> Demand:
+        seen.append(len(images))
+        return demand(self, images)
+
+    monkeypatch.setattr(ImageSide, "demand", counted)
+    readers = InputReaders("model", None, side, 512, 1)
+    try:
+        query, pieces = [ImageInput(b"") for _ in range(64)], (("a" * 36,),)  # 12 tokens
+        pairs = [ImagesInText((pieces,), (*query, *query[: place % 3])) for place in range(6_000)]
+        found = readers.demand(lambda lengths: Demand(sum(lengths), 0.0), pairs, whole=False)
+    finally:
+        readers.close()
+    assert seen[0] <= 500 * 66
+    assert found.num_tokens == pytest.approx(6_000 * (12 + 65 * 1030), rel=0.01)
+    assert found.seconds == pytest.approx(6_000 * side.demand([IMAGE] * 65).seconds, rel=0.01)
+    assert found.image_tokens == 1030
 
 
 def tile_side(most_bytes: int) -> ImageSide:

@@ -10,8 +10,9 @@ import pytest
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError, InvalidRequestError
+from bei.image.source import ImageInput, ImagesInText
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
-from bei.tokenizer.pool import CHUNK, TokenizerPool
+from bei.tokenizer.pool import CHUNK, TokenizerPool, chunks_of, is_long
 from tests.support.artifacts import LIMITS, tiny_tokenizer, token_ids
 from tests.support.engines import DEADLINE_S
 
@@ -166,3 +167,11 @@ def test_close_finishes_what_is_queued(tokenizer_path: Path) -> None:
     pool.close()
     assert all(len(answers.encodings) == 50 for answers in all_answers)
     assert not pool.is_alive
+
+
+def test_images_of_one_input_are_as_long_as_those_of_many() -> None:
+    """Eight inputs of 64 images each were urgent, and were decoded without waiting for room."""
+    alone = [ImageInput(b"")] * 9
+    within = ImagesInText(((("",),),) * 10, (*alone,))
+    assert [is_long(inputs, EncodingOptions()) for inputs in (alone[:8], alone, [within])] == [False, True, True]
+    assert [*chunks_of([within, within, alone[0]])] == [(0, 1), (1, 2), (2, 3)]
