@@ -27,8 +27,8 @@ class ImageReading(NamedTuple):
     decoder_costs: CostModel
 
 
-class ImageStage(Enum):
-    """Where an image is: ASKED: the decoder is asked whether it knows the answer; HELD: it waits for others' states to
+class InputStage(Enum):
+    """Where an input is: ASKED: the decoder is asked whether it knows the answer; HELD: it waits for others' states to
     be read; ADMITTED: there is room for its states, which the tower computes, unless the decoder is asked once more;
     READ: the decoder has them."""
 
@@ -38,9 +38,9 @@ class ImageStage(Enum):
     READ = 3
 
 
-class BoundedImage:
-    """An input of a request with an image, or several. ``states``: the tower's, of each image. ``asked_at``: how many
-    inputs the decoder had answered when it was asked."""
+class BoundedInput:
+    """An input with images. ``states``: the tower's, of each image. ``asked_at``: how many inputs the decoder had
+    answered when it was asked."""
 
     __slots__ = (
         "asked_at",
@@ -67,7 +67,7 @@ class BoundedImage:
         self.num_bytes = 4 * self.num_states * reading.width
         self.tower_s = sum(map(reading.tower_costs.sequence_seconds, lengths))
         self.decoder_s = reading.decoder_costs.sequence_seconds(encoding.num_tokens)
-        self.stage = ImageStage.ASKED
+        self.stage = InputStage.ASKED
         self.asked_at = 0
         self.is_cancelled = False
 
@@ -79,126 +79,126 @@ class BoundedImage:
         return self.encoding.with_features(states) if len(states) == len(self.states) else None
 
 
-class _LaneImages:
-    """The images of one lane. What is held back goes in the order in which it came, but flows take turns."""
+class _LaneInputs:
+    """The inputs of one lane. What is held back goes in the order in which it came, but flows take turns."""
 
     def __init__(self) -> None:
-        self.held: OrderedDict[int, deque[BoundedImage]] = OrderedDict()  # by flow
+        self.held: OrderedDict[int, deque[BoundedInput]] = OrderedDict()  # by flow
         self.num_held = self.num_unread = self.num_tokens = self.num_bytes = 0
         self.tower_s = self.decoder_s = 0.0
 
-    def hold(self, image: BoundedImage) -> None:
-        image.stage = ImageStage.HELD
-        self.held.setdefault(image.submission.flow, deque()).append(image)
+    def hold(self, one: BoundedInput) -> None:
+        one.stage = InputStage.HELD
+        self.held.setdefault(one.submission.flow, deque()).append(one)
         self.num_held += 1
-        self.num_tokens += image.num_states
-        self.tower_s += image.tower_s
+        self.num_tokens += one.num_states
+        self.tower_s += one.tower_s
         self.num_unread += 1
-        self.decoder_s += image.decoder_s
+        self.decoder_s += one.decoder_s
 
-    def next(self, *, is_bounded: bool) -> BoundedImage | None:
-        """Admit the next image: there is room for its states, or there are no others."""
+    def next(self, *, is_bounded: bool) -> BoundedInput | None:
+        """Admit the next input: there is room for its states, or there are no others."""
         if not self.held:
             return None
-        flow, images = next(iter(self.held.items()))
-        if is_bounded and self.num_bytes and self.num_bytes + images[0].num_bytes > MOST_STATES_BYTES:
+        flow, inputs = next(iter(self.held.items()))
+        if is_bounded and self.num_bytes and self.num_bytes + inputs[0].num_bytes > MOST_STATES_BYTES:
             return None
-        image = images[0]
-        self._release(image)
+        one = inputs[0]
+        self._release(one)
         if flow in self.held:
             self.held.move_to_end(flow)
-        image.stage = ImageStage.ADMITTED
-        self.num_bytes += image.num_bytes
-        return image
+        one.stage = InputStage.ADMITTED
+        self.num_bytes += one.num_bytes
+        return one
 
-    def read(self, image: BoundedImage) -> None:
+    def read(self, one: BoundedInput) -> None:
         """The decoder counts it from now on."""
-        image.stage = ImageStage.READ
-        self._forget_decoder(image)
+        one.stage = InputStage.READ
+        self._forget_decoder(one)
 
-    def remove(self, image: BoundedImage) -> None:
-        if image.stage is ImageStage.HELD:
-            self._release(image)
-        elif image.stage is not ImageStage.ASKED:
-            self.num_bytes -= image.num_bytes
-        if image.stage in (ImageStage.HELD, ImageStage.ADMITTED):
-            self._forget_decoder(image)
+    def remove(self, one: BoundedInput) -> None:
+        if one.stage is InputStage.HELD:
+            self._release(one)
+        elif one.stage is not InputStage.ASKED:
+            self.num_bytes -= one.num_bytes
+        if one.stage in (InputStage.HELD, InputStage.ADMITTED):
+            self._forget_decoder(one)
 
-    def _release(self, image: BoundedImage) -> None:
-        images = self.held[image.submission.flow]
-        images.remove(image)
-        if not images:
-            del self.held[image.submission.flow]
+    def _release(self, one: BoundedInput) -> None:
+        inputs = self.held[one.submission.flow]
+        inputs.remove(one)
+        if not inputs:
+            del self.held[one.submission.flow]
         self.num_held -= 1
-        self.num_tokens -= image.num_states
-        self.tower_s = self.tower_s - image.tower_s if self.num_held else 0.0  # sums of floats are not quite 0
+        self.num_tokens -= one.num_states
+        self.tower_s = self.tower_s - one.tower_s if self.num_held else 0.0  # sums of floats are not quite 0
 
-    def _forget_decoder(self, image: BoundedImage) -> None:
+    def _forget_decoder(self, one: BoundedInput) -> None:
         self.num_unread -= 1
-        self.decoder_s = self.decoder_s - image.decoder_s if self.num_unread else 0.0
+        self.decoder_s = self.decoder_s - one.decoder_s if self.num_unread else 0.0
 
 
-class BoundedImages:
-    """All images without an answer. ``is_bounded``: until the port closes, which lets all go."""
+class BoundedInputs:
+    """All inputs with images that have no answer yet. ``is_bounded``: until the port closes, which lets all go."""
 
     def __init__(self) -> None:
         self.is_bounded = True
         self._num_answered = 0
-        self._lanes: dict[Lane, _LaneImages] = {lane: _LaneImages() for lane in LANES}
-        self._requests: dict[int, dict[int, BoundedImage]] = {}
+        self._lanes: dict[Lane, _LaneInputs] = {lane: _LaneInputs() for lane in LANES}
+        self._requests: dict[int, dict[int, BoundedInput]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
-    def add(self, images: Iterable[BoundedImage]) -> None:
+    def add(self, inputs: Iterable[BoundedInput]) -> None:
         """New ones, of which the decoder is asked."""
-        for image in images:
-            self._requests.setdefault(image.submission.request_id, {})[image.place] = image
-            image.asked_at = self._num_answered
+        for one in inputs:
+            self._requests.setdefault(one.submission.request_id, {})[one.place] = one
+            one.asked_at = self._num_answered
 
-    def hold(self, image: BoundedImage) -> None:
+    def hold(self, one: BoundedInput) -> None:
         """The decoder does not know it: hold it back until ``admit``."""
-        self._lanes[image.submission.lane].hold(image)
+        self._lanes[one.submission.lane].hold(one)
 
-    def find(self, request_id: int, place: int) -> BoundedImage | None:
+    def find(self, request_id: int, place: int) -> BoundedInput | None:
         """None if it is answered, was cancelled, or is none."""
         return self._requests.get(request_id, {}).get(place)
 
-    def admit(self) -> tuple[list[BoundedImage], list[BoundedImage]]:
+    def admit(self) -> tuple[list[BoundedInput], list[BoundedInput]]:
         """Those for whose states there is room: for the tower; and to ask the decoder of once more, which has answered
         others in the meantime."""
-        known: list[BoundedImage] = []
-        unknown: list[BoundedImage] = []
+        known: list[BoundedInput] = []
+        unknown: list[BoundedInput] = []
         for lane in self._lanes.values():
-            while (image := lane.next(is_bounded=self.is_bounded)) is not None:
-                (unknown if image.asked_at == self._num_answered else known).append(image)
-                image.asked_at = self._num_answered
+            while (one := lane.next(is_bounded=self.is_bounded)) is not None:
+                (unknown if one.asked_at == self._num_answered else known).append(one)
+                one.asked_at = self._num_answered
         return unknown, known
 
-    def read(self, image: BoundedImage) -> None:
+    def read(self, one: BoundedInput) -> None:
         """The decoder gets its states."""
-        self._lanes[image.submission.lane].read(image)
+        self._lanes[one.submission.lane].read(one)
 
-    def settle(self, images: Iterable[BoundedImage]) -> None:
+    def settle(self, inputs: Iterable[BoundedInput]) -> None:
         """They are answered."""
-        for image in images:
-            self._num_answered += image.stage is ImageStage.READ
-            request_id = image.submission.request_id
-            if self.find(request_id, image.place) is image:
-                self._lanes[image.submission.lane].remove(image)
-                del self._requests[request_id][image.place]
+        for one in inputs:
+            self._num_answered += one.stage is InputStage.READ
+            request_id = one.submission.request_id
+            if self.find(request_id, one.place) is one:
+                self._lanes[one.submission.lane].remove(one)
+                del self._requests[request_id][one.place]
                 if not self._requests[request_id]:
                     del self._requests[request_id]
 
     def cancel(self, request_id: int) -> None:
         """Forget those of the request."""
-        images = [*self._requests.get(request_id, {}).values()]
-        for image in images:
-            image.is_cancelled = True
-        self.settle(images)
+        inputs = [*self._requests.get(request_id, {}).values()]
+        for one in inputs:
+            one.is_cancelled = True
+        self.settle(inputs)
 
     def lanes(self) -> dict[Lane, LaneStats]:
-        """What is held back, as it would wait for the tower, and what the decoder has yet to do for images that it has
+        """What is held back, as it would wait for the tower, and what the decoder has yet to do for inputs that it has
         not."""
         return {
             lane: LaneStats(own.num_held, own.num_tokens, own.tower_s + own.decoder_s)
@@ -206,9 +206,9 @@ class BoundedImages:
         }
 
 
-def by_submission(images: Iterable[BoundedImage]) -> Iterable[tuple[Submission, Seq[BoundedImage]]]:
-    """``images`` of each submission together."""
-    found: dict[int, list[BoundedImage]] = {}
-    for image in images:
-        found.setdefault(id(image.submission), []).append(image)
+def by_submission(inputs: Iterable[BoundedInput]) -> Iterable[tuple[Submission, Seq[BoundedInput]]]:
+    """``inputs`` of each submission together."""
+    found: dict[int, list[BoundedInput]] = {}
+    for one in inputs:
+        found.setdefault(id(one.submission), []).append(one)
     return [(group[0].submission, group) for group in found.values()]

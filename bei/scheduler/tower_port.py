@@ -14,7 +14,7 @@ from bei.artifact.image_sequence import MOST_IMAGES
 from bei.errors import BeiError
 from bei.metrics.registry import ModelMetrics
 from bei.port import LANES, STATES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, PortStats, Submission
-from bei.scheduler.image_bounds import BoundedImage, BoundedImages, ImageReading, ImageStage, by_submission
+from bei.scheduler.image_bounds import BoundedInput, BoundedInputs, ImageReading, InputStage, by_submission
 
 
 class TowerPort:
@@ -44,7 +44,7 @@ class TowerPort:
         self._reading = reading
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._images = BoundedImages()
+        self._inputs = BoundedInputs()
         self._second = open_second(self._on_second)
         try:
             self._texts = open_texts(self._on_texts)
@@ -57,13 +57,13 @@ class TowerPort:
     def submit(self, submission: Submission) -> None:
         first = submission.items[0].encoding
         if first.images:
-            self._submit_images(submission)
+            self._submit_with_images(submission)
         else:
             (self._second if first.is_for_second else self._texts).submit(submission)
 
     def cancel(self, request_id: int) -> None:
         with self._lock:
-            self._images.cancel(request_id)
+            self._inputs.cancel(request_id)
         self._second.cancel(request_id)
         self._texts.cancel(request_id)
         self._answer(self._submit_admitted())
@@ -94,69 +94,69 @@ class TowerPort:
     def held(self) -> dict[Lane, LaneStats]:
         """The part of ``stats().lanes`` that neither engine's port has."""
         with self._lock:
-            return self._images.lanes()
+            return self._inputs.lanes()
 
     def close(self) -> None:
         with self._lock:
-            self._images.is_bounded = False
+            self._inputs.is_bounded = False
         self._answer(self._submit_admitted())
         self._second.close()  # first: what it answers may be for the other
         self._texts.close()
         if self._metrics is not None:
             self._metrics.forget_held(self.held)
 
-    def _submit_images(self, submission: Submission) -> None:
-        """Images that a decoder reads."""
+    def _submit_with_images(self, submission: Submission) -> None:
+        """A submission whose inputs have images that a decoder reads."""
         assert self._reading is not None, "the model has a decoder that reads images"
-        images = [BoundedImage(place, encoding, submission, self._reading) for place, encoding in submission.items]
+        inputs = [BoundedInput(place, encoding, submission, self._reading) for place, encoding in submission.items]
         with self._lock:
-            self._images.add(images)
-        if refused := self._ask(submission, images):
+            self._inputs.add(inputs)
+        if refused := self._ask(submission, inputs):
             error = refused[0].result
             assert isinstance(error, BeiError)
             raise error
 
-    def _ask(self, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
+    def _ask(self, submission: Submission, inputs: Seq[BoundedInput]) -> list[Answer]:
         """Ask the decoder for what it knows: then the tower need not compute states. Returns answers where it takes
         none."""
         assert self._reading is not None, "the model has a decoder that reads images"
         nothing = np.zeros((0, self._reading.width), np.float32)
-        items = [Item(image.place, image.encoding.with_features([nothing] * len(image.states))) for image in images]
-        return self._submit_to(self._texts, msgspec.structs.replace(submission, items=items, is_probe=True), images)
+        items = [Item(one.place, one.encoding.with_features([nothing] * len(one.states))) for one in inputs]
+        return self._submit_to(self._texts, msgspec.structs.replace(submission, items=items, is_probe=True), inputs)
 
-    def _compute(self, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
-        """Submit images to the tower. Returns answers where it takes none."""
+    def _compute(self, submission: Submission, inputs: Seq[BoundedInput]) -> list[Answer]:
+        """Submit the images of ``inputs`` to the tower. Returns answers where it takes none."""
         items = [
-            Item(image.place * MOST_IMAGES + number, encoding)
-            for image in images
-            for number, encoding in enumerate(image.encoding.of_tower)
+            Item(one.place * MOST_IMAGES + number, encoding)
+            for one in inputs
+            for number, encoding in enumerate(one.encoding.of_tower)
         ]
         asked = msgspec.structs.replace(submission, items=items, outputs=frozenset((STATES,)))
-        return self._submit_to(self._second, asked, images)
+        return self._submit_to(self._second, asked, inputs)
 
     def _submit_admitted(self) -> list[Answer]:
         """Submit what is no longer held back. Returns answers where a port takes none."""
         refused: list[Answer] = []
         while True:
             with self._lock:
-                unknown, known = self._images.admit()
+                unknown, known = self._inputs.admit()
             if not unknown and not known:
                 return refused
-            for submission, images in by_submission(unknown):
-                refused += self._compute(submission, images)
-            for submission, images in by_submission(known):
-                refused += self._ask(submission, images)
+            for submission, inputs in by_submission(unknown):
+                refused += self._compute(submission, inputs)
+            for submission, inputs in by_submission(known):
+                refused += self._ask(submission, inputs)
 
-    def _submit_to(self, port: EnginePort, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
-        """Submit ``images``. Returns answers where ``port`` takes none."""
+    def _submit_to(self, port: EnginePort, submission: Submission, inputs: Seq[BoundedInput]) -> list[Answer]:
+        """Submit ``inputs``. Returns answers where ``port`` takes none."""
         request_id = submission.request_id
         try:
             port.submit(submission)
         except BeiError as error:
             with self._lock:
-                self._images.settle(images)
-            return [Answer(request_id, image.place, error) for image in images]
-        if any(image.is_cancelled for image in images):  # meanwhile
+                self._inputs.settle(inputs)
+            return [Answer(request_id, one.place, error) for one in inputs]
+        if any(one.is_cancelled for one in inputs):  # meanwhile
             port.cancel(request_id)
         return []
 
@@ -166,45 +166,45 @@ class TowerPort:
             self._answer(answers)
             return
         done: list[Answer] = []
-        read: dict[BoundedImage, Item] = {}
+        read: dict[BoundedInput, Item] = {}
         with self._lock:
             for answer in answers:
                 place, number = divmod(answer.place, MOST_IMAGES)
-                image = self._images.find(answer.request_id, place)
-                if image is None:  # cancelled meanwhile, or another image of the input has failed
+                one = self._inputs.find(answer.request_id, place)
+                if one is None:  # cancelled meanwhile, or another image of the input has failed
                     continue
                 if isinstance(answer.result, BeiError):
-                    self._images.settle([image])
+                    self._inputs.settle([one])
                     done.append(answer._replace(place=place))
-                elif (encoding := image.add_states(number, answer.result[STATES])) is not None:
-                    self._images.read(image)
-                    read[image] = Item(place, encoding)
-        for submission, images in by_submission(read):
-            asked = msgspec.structs.replace(submission, items=[read[image] for image in images])
-            done += self._submit_to(self._texts, asked, images)
+                elif (encoding := one.add_states(number, answer.result[STATES])) is not None:
+                    self._inputs.read(one)
+                    read[one] = Item(place, encoding)
+        for submission, inputs in by_submission(read):
+            asked = msgspec.structs.replace(submission, items=[read[one] for one in inputs])
+            done += self._submit_to(self._texts, asked, inputs)
         self._answer(done + self._submit_admitted())
 
     def _on_texts(self, answers: Seq[Answer]) -> None:
-        """Send on the answers of the first engine. Images that it does not know yet go to the second one."""
+        """Send on the answers of the first engine. Images of inputs that it does not know yet go to the second one."""
         if self._reading is None:
             self._answer(answers)
             return
         done: list[Answer] = []
-        admitted: list[BoundedImage] = []
+        admitted: list[BoundedInput] = []
         with self._lock:
             for answer in answers:
-                image = self._images.find(answer.request_id, answer.place)
+                one = self._inputs.find(answer.request_id, answer.place)
                 if answer.result:
-                    self._images.settle([] if image is None else [image])
+                    self._inputs.settle([] if one is None else [one])
                     done.append(answer)
-                elif image is None:  # cancelled meanwhile
+                elif one is None:  # cancelled meanwhile
                     continue
-                elif image.stage is ImageStage.ADMITTED:
-                    admitted.append(image)
+                elif one.stage is InputStage.ADMITTED:
+                    admitted.append(one)
                 else:
-                    self._images.hold(image)
-        for submission, images in by_submission(admitted):
-            done += self._compute(submission, images)
+                    self._inputs.hold(one)
+        for submission, inputs in by_submission(admitted):
+            done += self._compute(submission, inputs)
         self._answer(done + self._submit_admitted())
 
     def _answer(self, answers: Seq[Answer]) -> None:

@@ -44,7 +44,7 @@ def test_states_in_flight_are_bounded_until_the_decoder_has_read_them(ports: Por
     ports.compute([4])
     ports.read([4])
     assert sorted(answer.place for answer in ports.answers) == [0, 1, 2, 3, 4]
-    assert not ports.port._images
+    assert not ports.port._inputs
     assert ports.port.stats().lanes == {"interactive": NOTHING, "bulk": NOTHING}
 
 
@@ -87,7 +87,7 @@ def test_what_is_cancelled_is_not_asked_for_and_makes_room(ports: Ports) -> None
     ports.compute([0, 1])  # too late
     assert not ports.texts.submitted
     ports.port.cancel(3)
-    assert not ports.port._images
+    assert not ports.port._inputs
     assert ports.port.stats().lanes == {"interactive": NOTHING, "bulk": NOTHING}
 
 
@@ -108,10 +108,10 @@ def test_a_tower_that_has_died_is_the_answer_of_all_that_is_held_back(ports: Por
     ports.tower.on_answers([Answer(1, place * MOST_IMAGES, EngineDeadError("dead")) for place in (0, 1)])
     assert sorted(answer.place for answer in ports.answers) == [0, 1, 2, 3, 4, 5]
     assert all(isinstance(answer.result, EngineDeadError) for answer in ports.answers)
-    assert not ports.port._images
+    assert not ports.port._inputs
     ports.submit(0, request_id=2)
     assert isinstance(ports.answers[-1].result, EngineDeadError)
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_a_decoder_that_has_died_is_the_answer_of_all_that_is_held_back(ports: Ports) -> None:
@@ -122,7 +122,7 @@ def test_a_decoder_that_has_died_is_the_answer_of_all_that_is_held_back(ports: P
     ports.texts.on_submit = refuse
     ports.compute([0, 1])
     assert sorted(answer.place for answer in ports.answers) == [0, 1, 2]
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_what_the_decoder_knows_is_answered_without_the_tower_and_waits_for_nothing(ports: Ports) -> None:

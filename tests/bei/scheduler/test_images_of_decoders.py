@@ -114,7 +114,7 @@ def test_states_of_the_tower_are_read_by_the_decoder(ports: Ports) -> None:
     ports.compute([0])
     assert [item.place for item in ports.texts.submitted[1].items] == [0]
     ports.read([0])
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def submit_several(ports: Ports) -> None:
@@ -145,7 +145,7 @@ def test_an_input_of_several_images_waits_for_the_states_of_all(ports: Ports) ->
     np.testing.assert_array_equal(batch.features.rows, [*states(1.0), *states(7.0)])
     assert batch.features.spans.tolist() == [[1, 1, 2], [4, 1, 2], [8, 1, 2]]
     ports.read([0, 1])
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_an_input_has_one_answer_where_several_of_its_images_fail(ports: Ports) -> None:
@@ -155,7 +155,7 @@ def test_an_input_has_one_answer_where_several_of_its_images_fail(ports: Ports) 
     assert ports.answers == [Answer(1, 0, error)]
     assert [item.place for item in ports.texts.submitted[0].items] == [1]
     ports.read([1])
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_inputs_of_the_same_tokens_are_known_by_all_their_images_in_order() -> None:
@@ -175,7 +175,7 @@ def test_an_error_of_the_tower_is_the_images_answer(ports: Ports) -> None:
     ports.compute([1])
     assert [item.place for item in ports.texts.submitted[0].items] == [1]
     ports.read([1])
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_images_of_a_cancelled_request_are_not_read(ports: Ports) -> None:
@@ -194,7 +194,7 @@ def test_a_request_that_is_cancelled_as_it_is_handed_on_is_cancelled_there_too(p
     ports.texts.on_submit = lambda: ports.port.cancel(1)
     ports.compute([0])
     assert ports.texts.cancelled == [1, 1]  # once before it was there
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_a_decoder_that_takes_nothing_more_is_an_error_of_each_image(ports: Ports) -> None:
@@ -208,7 +208,7 @@ def test_a_decoder_that_takes_nothing_more_is_an_error_of_each_image(ports: Port
         (0, ShuttingDownError),
         (1, ShuttingDownError),
     ]
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_a_tower_that_takes_nothing_more_is_an_error_of_each_image(ports: Ports) -> None:
@@ -221,7 +221,7 @@ def test_a_tower_that_takes_nothing_more_is_an_error_of_each_image(ports: Ports)
         (0, ShuttingDownError),
         (1, ShuttingDownError),
     ]
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_a_decoder_that_takes_nothing_raises_and_keeps_nothing(ports: Ports) -> None:
@@ -231,7 +231,7 @@ def test_a_decoder_that_takes_nothing_raises_and_keeps_nothing(ports: Ports) -> 
     ports.texts.on_submit = refuse
     with pytest.raises(ShuttingDownError):
         ports.submit(0)
-    assert not ports.port._images
+    assert not ports.port._inputs
 
 
 def test_what_the_tower_answers_as_it_closes_is_read_before_the_decoder_closes(ports: Ports) -> None:
