@@ -111,7 +111,7 @@ class Accepted(NamedTuple):
         return self.bulk_tokens if lane == "bulk" else self.num_tokens - self.bulk_tokens
 
 
-_NOTHING = Accepted(0, 0, 0.0, 0.0, 0.0, 0, 0)
+NOTHING_ACCEPTED = Accepted(0, 0, 0.0, 0.0, 0.0, 0, 0)
 
 
 class Elsewhere(Protocol):
@@ -237,7 +237,7 @@ class Admission:
         self._half_of_tokens = limits.max_queue_tokens // 2
         most_tokens, most_s = limits.max_queue_tokens, min(limits.max_wait_s.values())
         self._most_untold = Demand(int(_UNTOLD * most_tokens), _UNTOLD * most_s)
-        self._told = _NOTHING
+        self._told = NOTHING_ACCEPTED
         self._is_draining = False
 
     @property
@@ -411,7 +411,7 @@ class Admission:
         self._elsewhere.tell(self._told)
 
     def _others(self) -> Accepted:
-        return _NOTHING if self._elsewhere is None else self._elsewhere.others()
+        return NOTHING_ACCEPTED if self._elsewhere is None else self._elsewhere.others()
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)

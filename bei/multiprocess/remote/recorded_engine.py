@@ -167,8 +167,9 @@ class StepRecords:
         _SIZE.pack_into(memory, 0, len(data))
 
     def _map(self, slot: int, num_bytes: int) -> mmap.mmap:
-        """Memory of a slot, which is there before it is written to: without it, a write would end the process. Not by
-        calls of the system, which let go of the interpreter: under load the step would wait to get it back."""
+        """Memory of a slot. It is allocated before it is written to: a write to memory that is not there ends the
+        process (SIGBUS). A step is written without calls of the system: these let go of the interpreter's lock, and
+        under load the step would wait to get it back."""
         size = max(mmap.PAGESIZE, 1 << (num_bytes - 1).bit_length())
         os.posix_fallocate(self._descriptor, slot, size)
         memory = self._mapped[slot] = mmap.mmap(self._descriptor, size, offset=slot)

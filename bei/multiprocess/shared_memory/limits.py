@@ -16,15 +16,13 @@ from bei.multiprocess.shared_memory import limits_page
 from bei.multiprocess.shared_memory.limits_page import SharedPage
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http.connections import ConnectionCounts
-from bei.service.admission import Accepted
+from bei.service.admission import NOTHING_ACCEPTED, Accepted
 
 # A front end whose event loop has not come by for so long accepts nothing.
 _ALIVE_NS = 2_000_000_000
 
 # The wait that a client is told where a process that does not run has its bucket.
 _BUSY_S = 0.1
-
-_NOTHING = Accepted(0, 0, 0.0, 0.0, 0.0, 0, 0)
 
 
 class SharedLimits:
@@ -117,7 +115,7 @@ class ModelCell:
                 self._held[service] = own
             else:
                 self._held.pop(service, None)
-            is_alone = len(self._held) <= bool(own.num_open)
+            is_alone = len(self._held) <= bool(own.num_open)  # no other service has accepted anything
             self._page.write_model(self._model, own if is_alone else _sum(self._held.values()))
 
     def others(self, service: object) -> Accepted:
@@ -128,7 +126,7 @@ class ModelCell:
 
 
 def _sum(held: Iterable[Seq[Any]]) -> Accepted:
-    return Accepted(*(sum(words) for words in zip(_NOTHING, *held, strict=True)))
+    return Accepted(*(sum(words) for words in zip(NOTHING_ACCEPTED, *held, strict=True)))
 
 
 class AcceptedElsewhere:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bei.errors import OverloadedError
 from bei.port import LANES, Lane
-from bei.service.admission import _NOTHING
+from bei.service.admission import NOTHING_ACCEPTED
 from tests.bei.service.test_admission import (  # noqa: F401
     PER_TOKEN_S,
     Desk,
@@ -26,7 +26,7 @@ def test_a_flow_waits_for_its_own_work_and_for_as_much_of_each_other_flow() -> N
     desk.admit(300, lane="bulk", flow=3)
 
     def wait_s(flow: int, tokens: int) -> float:
-        return desk.admission._wait_s("bulk", stats_of(), _NOTHING, (flow, PER_TOKEN_S * tokens))
+        return desk.admission._wait_s("bulk", stats_of(), NOTHING_ACCEPTED, (flow, PER_TOKEN_S * tokens))
 
     before_s = PER_TOKEN_S * (30 + 100)  # interactive work goes first
     assert wait_s(4, 10) == pytest.approx(before_s + PER_TOKEN_S * (10 + 10 + 10))
@@ -40,7 +40,7 @@ def test_what_waits_has_the_predicted_time_of_the_queue_whatever_it_was_guessed_
     for flow in (1, 2):
         ticket = desk.admit(50, flow=flow)
         ticket.moved(ticket.admitted, 50)
-    found = desk.admission._wait_s("interactive", stats_of(interactive_s=3.0), _NOTHING, (3, 0.5))
+    found = desk.admission._wait_s("interactive", stats_of(interactive_s=3.0), NOTHING_ACCEPTED, (3, 0.5))
     assert found == pytest.approx(0.5 + 0.5)
 
 
@@ -83,7 +83,7 @@ def test_a_flow_waits_for_no_more_than_everything_and_a_lone_one_for_that(asked:
         desk.admit(tokens, lane="interactive", flow=flow)
     everything_s = desk.wait_s("interactive")
     for flow in range(1, 7):
-        wait_s = desk.admission._wait_s("interactive", desk.stats, _NOTHING, (flow, 0.1))
+        wait_s = desk.admission._wait_s("interactive", desk.stats, NOTHING_ACCEPTED, (flow, 0.1))
         assert wait_s <= everything_s + 1e-9
         if {flow} == {other for other, _ in asked}:
             assert wait_s == pytest.approx(everything_s)

@@ -24,7 +24,7 @@ from bei.server.auth.rate_limit import Bucket
 from bei.server.http import memory_budgets
 from bei.server.http.connections import ConnectionCounts, Connections
 from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory, Body, BodyMemory
-from bei.service.admission import _NOTHING, Admission, AdmissionLimits, Demand, Ticket
+from bei.service.admission import NOTHING_ACCEPTED, Admission, AdmissionLimits, Demand, Ticket
 from tests.bei.multiprocess.pages import Other, pages
 from tests.bei.server.auth.test_rate_limit import Clock
 from tests.bei.server.http.test_connections import Member
@@ -104,7 +104,7 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
         for pair in tickets:
             for ticket in pair:
                 ticket.close()
-        assert all(desk._others() == _NOTHING for desk in desks)
+        assert all(desk._others() == NOTHING_ACCEPTED for desk in desks)
 
 
 @settings(deadline=None)
@@ -127,7 +127,7 @@ def test_front_ends_believe_of_each_other_what_is_held_or_little_more(steps: lis
             assert -1e-6 <= sum(map(believed.expected_s, LANES)) - held_s <= 0.05 * _BULK_WAIT_S + 1e-6
         for ticket in tickets:
             ticket.close()
-        assert other._others() == _NOTHING
+        assert other._others() == NOTHING_ACCEPTED
 
 
 @settings(deadline=None)
