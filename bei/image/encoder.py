@@ -18,7 +18,7 @@ from bei.core import Encoding, ImagePatches, Levels, PlacedImage, UInt8Array
 from bei.errors import InputTooLongError, InvalidImageError, InvalidRequestError
 from bei.image.decode import ImageLimits, decoded
 from bei.image.header import check_sizes, size_by_header
-from bei.image.source import ImageInput, ImagesInText
+from bei.image.source import ImageInput, ImagesInText, named_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -122,8 +122,7 @@ class ImageEncoder:
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
         max_tokens = None if options is None else options.max_tokens
         most = min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)
-        named = next((image for image in source.images if image.place is not None), source.images[0])
-        with _naming(named):
+        with _naming(source.images):
             texts = [self._texts.ids_of(pieces, most) for pieces in source.texts]
             check_sizes(source.images, self._limits)
         if source.is_input and (options is None or options.add_special_tokens):
@@ -135,12 +134,13 @@ class ImageEncoder:
         found: list[ImagePatches] = []
         for image, shared in zip(source.images, source.shared or (None,) * len(source.images), strict=True):
             check()
-            with _naming(named):
+            with _naming(source.images):
                 self._check_length(num_tokens, most, source, max_tokens)  # before the next one is decoded
             cut = partial(self._patches_of, image)
-            found.append(cut() if shared is None else shared.of(cut))
+            with _naming(source.images, image):
+                found.append(cut() if shared is None else shared.of(cut))
             num_tokens += self._num_tokens_of(found[-1]) - 1
-        with _naming(named):
+        with _naming(source.images):
             self._check_length(num_tokens, most, source, max_tokens)
         return self._among(texts, found)
 
@@ -159,7 +159,7 @@ class ImageEncoder:
 
     def levels(self, source: ImageInput) -> Levels:
         """The image as the processor makes it, before normalization: [height, width, 3]. Raises InvalidImageError."""
-        with _naming(source):
+        with _naming([source]):
             return self._levels(source)
 
     def _levels(self, source: ImageInput) -> Levels:
@@ -182,7 +182,7 @@ class ImageEncoder:
         return self._among([sequence.before, sequence.after], [patches])
 
     def _patches_of(self, source: ImageInput) -> ImagePatches:
-        return self._cut(self.levels(source))
+        return self._cut(self._levels(source))
 
     def _cut(self, levels: Levels) -> ImagePatches:
         size = self._patch_size
@@ -210,14 +210,14 @@ class ImageEncoder:
 
 
 @contextmanager
-def _naming(image: ImageInput) -> Iterator[None]:
-    """A context whose errors of an input say which of several inputs it is."""
+def _naming(images: Seq[ImageInput], one: ImageInput | None = None) -> Iterator[None]:
+    """A context whose errors say of which input they are, and of which image (``named_error``)."""
     try:
         yield
     except InvalidRequestError as error:
-        if image.place is None:
+        if (named := named_error(error, images, one)) is error:
             raise
-        raise type(error)(f"{image.param} {image.place}: {error}", error.param) from error
+        raise named from error
 
 
 def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import threading
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 T = TypeVar("T")
+ErrorT = TypeVar("ErrorT", bound=InvalidRequestError)
 
 _DATA_URL = "data:"
 _MOST_HEAD_CHARS = 1000  # of a data URL, before its base64
@@ -107,6 +109,19 @@ def placed(value: T, place: int) -> T:
     if isinstance(value, MixedInput):
         return replace(value, parts=(*(placed(part, place) for part in value.parts),))
     return value
+
+
+def named_error(error: ErrorT, images: Seq[ImageInput], one: ImageInput | None = None) -> ErrorT:
+    """``error`` of an input with ``images``. Its message says which of several inputs that is and, where it is about
+    ``one`` of several images there, which of these."""
+    named = one or next((image for image in images if image.place is not None), images[0])
+    where = named.param if named.place is None else f"{named.param} {named.place}"
+    beside = [image for image in images if image.param == named.param]  # a pair has those of both sides
+    if one is not None and len(beside) > 1:
+        where += f", image {[*map(id, beside)].index(id(one))}"
+    elif named.place is None:
+        return error
+    return type(error)(f"{where}: {error}", error.param)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from bei.artifact.manifest import Manifest
 from bei.errors import InvalidImageError
-from bei.image.source import ImageInput, ImagesInText, MixedInput
+from bei.image.source import ImageInput, ImagesInText, MixedInput, named_error
 from bei.service.call import ModelInput
 from bei.tokenizer.prompts import split_prompt
 
@@ -42,7 +42,7 @@ def too_many_images(
     )
     reads = f"{name} reads {'one' if most == 1 else f'{most} at most'} in {'a pair' if in_pair else 'an input'}"
     remedy = "leave the others out" if in_pair else "send the others as inputs of their own"
-    return InvalidImageError(f"{who}, and {reads}: {remedy}.", images[most].param)
+    return named_error(InvalidImageError(f"{who}, and {reads}: {remedy}.", images[most].param), images)
 
 
 def reads_both(manifest: Manifest) -> bool:

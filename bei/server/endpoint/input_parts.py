@@ -65,9 +65,13 @@ class PartFields(msgspec.Struct, forbid_unknown_fields=True):
 
     def compared(self, param: str) -> str | ImageInput | MixedInput:
         """As ``model_input``, or both: the image first, as Qwen3-VL's own code writes them."""
-        if self.text is not None and len(images := self.images) == 1:
-            return MixedInput((ImageInput(images[0], param), self.text))
-        return self.model_input(param)
+        if self.text is None or not (images := self.images):
+            return self.model_input(param)
+        if len(images) > 1:
+            raise InvalidRequestError(
+                f"An object in {param} has {len(images)} images beside its text: send them in order, as content.", param
+            )
+        return MixedInput((ImageInput(images[0], param), self.text))
 
     def model_input(self, param: str) -> str | ImageInput:
         """What the model reads. Raises InvalidRequestError unless the object holds one text or one image."""
@@ -115,8 +119,10 @@ class ComparedInput(PartFields, forbid_unknown_fields=True):
         """As of a part; the parts of ``content`` in their order."""
         if self.content is None:
             return super().compared(param)
-        if not self.content or any(getattr(self, field) is not None for field in _NO_PART):
-            raise InvalidRequestError(f"An object in {param} has parts in content, texts and images alone.", param)
+        if (other := next((field for field in _NO_PART if getattr(self, field) is not None), None)) is not None:
+            raise InvalidRequestError(
+                f"An object in {param} has {other} beside content: send all of its texts and images in content.", param
+            )
         return joined_parts(self.content, param)
 
 

@@ -240,8 +240,14 @@ def test_faults_are_errors_of_that_input(served: Served, expected: list[Float32A
     for one in hostile:
         assert served.post("/v1/embeddings", {"input": one}).status_code == 400
     answer = served.post("/v1/embeddings", {"input": [BOTH, "text", broken]})
-    assert answer.json()["error"]["message"].startswith("input 2: An image is of no format")
-    assert served.post("/v1/embeddings", {"input": broken}).json()["error"]["message"].startswith("An image is of no")
+    assert answer.json()["error"]["message"].startswith("input 2, image 1: An image is of no format")
+    for given, message in (
+        (broken, "input, image 1: An image is of no format"),
+        (["text", many], f"input 1: An input has {MOST_IMAGES + 1} images"),
+        (hostile[3], "An image is of no format"),
+    ):
+        answer = served.post("/v1/embeddings", {"input": given})
+        assert answer.json()["error"]["message"].startswith(message)
 
 
 def test_a_prompt_stands_around_both(

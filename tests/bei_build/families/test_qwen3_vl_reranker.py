@@ -225,8 +225,8 @@ def test_a_pair_may_have_several_images(model: bei.Model, served: Served, checkp
     many = {"content": [{"image": data_url(FILES[0])}] * MOST_IMAGES}
     answer = served.post("/rerank", {"query": sides[1], "documents": [many]})
     assert answer.status_code == 400
-    message = f"{MOST_IMAGES + 1} images together, and qwen3_vl reads {MOST_IMAGES} at most in a pair"
-    assert message in answer.json()["error"]["message"]
+    message = f"documents 0: A query and its document have {MOST_IMAGES + 1} images together, and qwen3_vl reads "
+    assert answer.json()["error"]["message"].startswith(f"{message}{MOST_IMAGES} at most in a pair")
 
 
 def test_a_limit_of_tokens_holds_for_a_pair_with_an_image(served: Served) -> None:
@@ -246,8 +246,8 @@ def test_an_image_that_cannot_be_read_is_named_by_its_place(served: Served, mode
     good, bad = {"image": data_url(FILES[0])}, {"image": data_url(b"junk")}
     documents = ["text", good, {"content": [good, bad]}, bad]
     for path, message in (
-        ("/rerank", "documents 2: An image is of no format"),
-        ("/v2/rerank", "documents 2: An image"),
+        ("/rerank", "documents 2, image 1: An image is of no format"),
+        ("/v2/rerank", "documents 2, image 1: An image"),
     ):
         answer = served.post(path, {"query": QUERY, "documents": documents[:3]})
         assert answer.status_code == 400
@@ -255,12 +255,30 @@ def test_an_image_that_cannot_be_read_is_named_by_its_place(served: Served, mode
         assert answer.json()["error"]["param"] == "documents"
     answer = served.post("/rerank", {"query": bad, "documents": ["text", good]})
     assert answer.json()["error"]["message"].startswith("An image is of no format")
+    answer = served.post("/rerank", {"query": {"content": [good, bad]}, "documents": [good, "text"]})
+    assert answer.json()["error"]["message"].startswith("query, image 1: An image is of no format")
     answer = served.post("/score", {"data_1": [QUERY] * 4, "data_2": ["text", good, good, bad]})
     assert answer.json()["error"]["message"].startswith("data_2 3: An image")
     long = [{"content": [good, {"text": "a " * 2000}]}, good]
     assert "documents 0: An image and the texts" in served.post("/rerank", {"query": QUERY, "documents": long}).text
     with pytest.raises(InvalidImageError, match="documents 1: An image"):
         model.rerank(QUERY, [FILES[0], b"junk"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": "a", "image": data_url(FILES[0]), "image_url": data_url(FILES[1])}, "2 images beside its text: send"),
+        ({"content": [{"text": "a"}], "image": data_url(FILES[0])}, "has image beside content: send all"),
+        ({"content": []}, "has no parts: send at least one"),
+    ],
+    ids=["two images", "beside content", "nothing"],
+)
+def test_a_side_that_is_no_input_is_told_how_to_send_it(fields: dict[str, Any], message: str, served: Served) -> None:
+    for asked in ({"query": fields, "documents": ["a"]}, {"query": "a", "documents": [fields]}):
+        answer = served.post("/rerank", asked)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
 
 
 def test_a_query_of_many_images_stands_in_memory_once(artifact: Artifact) -> None:
