@@ -191,7 +191,7 @@ def test_a_model_of_relations_has_an_example_with_entities(open_page: OpenPage, 
     ask(shown, "Extract")
     assert "One text for 2 relations in" in shown.inner_text()
     asked = json.loads(shown.get_by_label("Schema").input_value())
-    text = shown.get_by_label("Text").input_value()
+    text = shown.get_by_label("Text").first.input_value()
     (found,) = post(server, "/v1/extract", model="glirel", input=text, threshold=0.3, **asked)["data"]
     assert any(found["relations"].values()), "the tiny model finds something"
     for name, instances in found["relations"].items():
@@ -199,7 +199,7 @@ def test_a_model_of_relations_has_an_example_with_entities(open_page: OpenPage, 
             table = shown.get_by_role("group", name=f"Instances of {name}")
             cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
             assert cells == [values(one) for one in instances]
-    shoot(page=shown.page, name="extract-relations")
+    shoot(shown.page, "extract-relations")
 
 
 def test_a_schema_that_is_no_json_is_refused_where_it_stands(open_page: OpenPage) -> None:
