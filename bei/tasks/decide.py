@@ -22,6 +22,7 @@ from bei.tasks.decision_readings import (
     of_reranker,
     of_tasks,
     of_tokens,
+    work_of_options,
 )
 from bei.tasks.questions import AskedQuestion
 from bei.tasks.support import PartialResult, off_loop_if_large
@@ -51,11 +52,12 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
     """
     reading = reading_of(service)
     texts = [str(text) for text in task.inputs]
+    work = len(texts) * work_of_options(task.questions)
 
     def inputs() -> list[Seq[Input]]:
         return [reading.inputs(text, question) for text in texts for question in task.questions]
 
-    asked = await off_loop_if_large(inputs, sum(map(len, texts)) * len(task.questions))
+    asked = await off_loop_if_large(inputs, sum(map(len, texts)) * len(task.questions) + work)
     try:
         await off_loop(reading.check, service.encoder, task.questions)
         answer = await reading.ask(service, [one for some in asked for one in some], task.questions, ticket)
@@ -68,12 +70,16 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
     rows = [row[reading.output] for row in answer.rows]
     ends = np.cumsum([len(some) for some in asked]).tolist()
     questions = [*task.questions] * len(task.inputs)
-    found = [
-        reading.scores(question, rows[start:end])
-        for question, start, end in zip(questions, [0, *ends], ends, strict=False)
-    ]
     temperature = np.float32(service.manifest.temperature("decide"))
-    shares = found if task.raw else [_softmax(scores / temperature) for scores in found]
+
+    def shares_of() -> list[Float32Array]:
+        found = [
+            reading.scores(question, rows[start:end])
+            for question, start, end in zip(questions, [0, *ends], ends, strict=False)
+        ]
+        return found if task.raw else [_softmax(scores / temperature) for scores in found]
+
+    shares = await off_loop_if_large(shares_of, work)
     count = len(task.questions)
     by_text = [shares[start : start + count] for start in range(0, len(shares), count)]
     return Decisions(answer.lengths, [], probabilities=by_text)

@@ -36,7 +36,7 @@ from bei.service.model_service import ModelService
 from bei.tasks.classify import logits_of
 from bei.tasks.questions import AskedOption, AskedQuestion
 from bei.tasks.rerank import asked_pairs
-from bei.tasks.support import token_keys
+from bei.tasks.support import off_loop_if_large, token_keys
 from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
 from bei.tasks.zero_shot import around_text, label_row, of_markers, of_schema, own_token, schema_prompt
 from bei.tokenizer.alike import check_told_apart
@@ -49,6 +49,7 @@ from bei.tokenizer.templates import filled
 _WHOLE = EncodingOptions(truncate=False)
 _PROMPT = EncodingOptions(truncate=False, add_special_tokens=False)
 _CONTINUED = EncodingOptions(truncate=False, add_special_tokens=False, continues=True)
+_PER_OPTION = 50  # numbers that take as long
 _LIKELIHOOD, _OPTIONS = "token_likelihood", "option_logits"
 # What Laya reads of no and of yes where a question says nothing of them.
 _NOUL = (("false", "no, the statement does not hold"), ("true", "yes, the statement holds"))
@@ -218,14 +219,21 @@ def _by_question(options_of: Callable[[AskedQuestion], EncodingOptions], output:
     async def ask(
         service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
     ) -> InferenceResult:
+        options = await off_loop_if_large(lambda: [*map(options_of, questions)], work_of_options(questions))
+
         def asked(place: int) -> Awaitable[InferenceResult]:
             texts = [one[1] for one in inputs[place :: len(questions)] if isinstance(one, tuple)]
-            request = ModelRequest(texts, options_of(questions[place]))
+            request = ModelRequest(texts, options[place])
             return service.infer(request, ticket=ticket, outputs={output}, reduce=reduce)
 
         return _by_text(await _all([asked(place) for place in range(len(questions))]))
 
     return ask
+
+
+def work_of_options(questions: Seq[AskedQuestion]) -> int:
+    """As many numbers take as long as to write the options of ``questions`` once."""
+    return _PER_OPTION * sum([len(question.options) for question in questions])
 
 
 def _no_check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:

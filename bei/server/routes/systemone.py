@@ -28,6 +28,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.service.service import InferenceService
 from bei.tasks.decide import DecideTask, Decisions, decide, inputs_of
+from bei.tasks.decision_readings import work_of_options
 from bei.tasks.questions import (
     AnyQuestion,
     AskedQuestion,
@@ -130,7 +131,8 @@ async def decided(context: RequestContext, asked: ParsedQuestions) -> tuple[Infe
             f"option, read more than {_MOST_READ_CHARS} in all: send fewer at once.",
             "questions",
         )
-    inputs = await off_loop_if_large(partial(inputs_of, service, [state], questions), num_chars)
+    work = num_chars + work_of_options(questions)
+    inputs = await off_loop_if_large(partial(inputs_of, service, [state], questions), work)
     if len(inputs) > context.max_inputs:
         raise too_many_inputs(len(inputs), context.max_inputs, "questions")
     names = sum(len(option.shown) for question in questions for option in question.options)

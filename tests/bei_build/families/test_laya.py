@@ -19,11 +19,14 @@ from bei.artifact.validation import manifest_fault
 from bei.cli.calibrate import calibrate
 from bei.core import Encoding
 from bei.errors import CheckpointError, ConfigError, InputTooLongError, InvalidRequestError, WeightsError
+from bei.tasks import decision_readings
 from bei.tasks.questions import ChoiceAnswer
+from bei.tokenizer.option_prompt import OptionPrompt
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
 from bei_build.torch_graph.model import packed_model
 from tests.bei.server.app import App, check_error
+from tests.bei.server.routes.test_decide import is_on_a_loop
 from tests.bei_build.families.test_gliner2_decisions import shares_of
 from tests.bei_build.families.test_gliner2_descriptions import texts_of
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
@@ -151,6 +154,22 @@ def test_questions_and_texts_of_one_request_do_not_change_each_other(model: Mode
         for name, question in QUESTIONS.items():
             (alone,) = model.decide([text], {name: question})
             assert shares_of(alone[name]) == pytest.approx(shares_of(answers[name]), abs=1e-5)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_prompts_of_many_options_are_written_off_the_event_loop(
+    is_large: bool, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+
+    def noted(*args: Any) -> Any:
+        found.append(is_on_a_loop())
+        return OptionPrompt(*args)
+
+    monkeypatch.setattr(decision_readings, "OptionPrompt", noted)
+    monkeypatch.setattr(decision_readings, "_PER_OPTION", 100_000 if is_large else 0)
+    model.decide([TEXT], {"is": QUESTIONS["is"]})
+    assert any(found[-2:]) is not is_large  # the one that is counted, and the one that is read
 
 
 # A request to /v1/systemone, and what the probabilities of ``LayaReference`` make of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
@@ -14,7 +15,9 @@ import pytest
 from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Limits
 from bei.errors import InvalidRequestError
+from bei.tasks import decide, decision_readings
 from bei.tasks.decide import inputs_of
+from bei.tasks.decision_readings import of_inference
 from bei.tasks.questions import as_text, concentration
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import KindEngine, answer, expected_output, post, softmax
@@ -245,6 +248,35 @@ def test_instructions_are_not_copied_for_each_option_beyond_a_bound(nli: App, mo
 def test_what_openai_s_form_may_not_say_is_refused(fields: dict[str, Any], said: str, nli: App) -> None:
     asked = {"input": STATE, "questions": [{"type": "predicate", "instructions": "a"}], **fields}
     check_error(post(nli, "/v1/decisions", model="nli", **asked), 400, said)
+
+
+def is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_many_options_are_written_and_their_scores_read_off_the_event_loop(
+    is_large: bool, nli: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 options, a megabyte, took 0.1 s each time that they were written."""
+    own, found = of_inference(0, 2), dict[str, bool]()
+
+    def noted(name: str) -> Any:
+        def called(*args: Any) -> Any:
+            found[name] = is_on_a_loop()
+            return getattr(own, name)(*args)
+
+        return called
+
+    reading = own._replace(inputs=noted("inputs"), scores=noted("scores"))
+    monkeypatch.setattr(decide, "reading_of", lambda service: reading)
+    monkeypatch.setattr(decision_readings, "_PER_OPTION", 100_000 if is_large else 0)
+    assert answer(nli, "/v1/systemone", model="nli", state=STATE, questions={"is": QUESTIONS["is"]})
+    assert found == dict.fromkeys(("inputs", "scores"), not is_large)
 
 
 @pytest.mark.parametrize("option", ["[SEP]", "a [CLS] b", "[PAD]", "\u0000", "\u202e", "\U0001f600" * 20])
