@@ -40,8 +40,8 @@ def entity_words(
     """
     if not is_whole or len(words) > most_words:
         raise InputTooLongError(
-            f"A text has {len(words)} words, and the model reads up to {most_words}, fewer of several tokens or behind "
-            "many relations: send the part in which the entities stand.",
+            f"A text has {len(words)} words, and the model reads at most {most_words}, fewer where they have several "
+            "tokens, or many relations stand in front: send the part in which the entities stand.",
             "input",
         )
     starts, ends = (np.array(side, np.int64) for side in zip(*words, strict=True)) if words else np.zeros((2, 0))
