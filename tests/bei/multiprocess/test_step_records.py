@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 
@@ -130,3 +131,38 @@ def test_suspects_that_were_half_written_are_forgotten_and_what_ran_is_not(made:
     begin(next_process(made), [2])
     os.pwrite(made.fileno(), b"\xff" * 64, 8)
     assert num_ended(next_process(made), batch_of([1], [2])) == [0, 1]
+
+
+@pytest.mark.parametrize("later", [1_000, 100_000])
+def test_a_step_that_needs_more_memory_than_those_before_is_recorded_whole(later: int, made: StepRecords) -> None:
+    records, long = next_process(made), [*range(later)]
+    records.end(begin(records, [5]))
+    records.end(begin(records, long))
+    records.end(begin(records, [5]))
+    assert not next_process(made).has_found_steps
+    begin(records, [6], long)
+    assert num_ended(next_process(made), batch_of([5], [6], long)) == [0, 1, 1]
+
+
+def test_without_memory_for_its_record_a_step_fails_and_holds_up_no_other(
+    made: StepRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is not there would end the process as it is written to."""
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    records, long = next_process(made), [*range(5_000)]
+    records.end(begin(records, [5]))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                begin(records, long)
+        slot = begin(records, [5])  # in what is there
+        with pytest.raises(OSError, match="No space left"):
+            begin(records, [7])
+    records.end(slot)
+    assert records._num_running == 0  # or a step alone would wait for ever
+    records.begin(batch_of(long), salt_of("tiny"), alone=True)
+    assert num_ended(next_process(made), batch_of([5], [7], long)) == [0, 0, 1]
