@@ -27,7 +27,7 @@ from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.routes.classify import LabelScore
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.tasks.entity_relations import EntityForm, entity_texts
-from bei.tasks.extract import ExtractTask, Span, extract, inputs_of, num_around
+from bei.tasks.extract import ExtractTask, Span, Spans, extract, inputs_of, num_around
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_classes import LabelScore as Chosen
@@ -148,42 +148,47 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     answer = await extract(service, task, ticket=ticket)
 
     def sizes_of() -> list[int]:
-        return [
-            sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in answer.spans[index])
-            + _bytes_of(answer.structures[index])
-            + _bytes_of(answer.relations[index])
-            + sum(_SPAN_BYTES + len(one.label) for one in _scores_of(answer.classifications[index]))
-            + _TEXT_BYTES
-            for index in range(len(texts))
-        ]
+        return [_bytes_of_text(answer, index) for index in range(len(texts))]
 
     num_instances = sum(len(instances) for found in answer.relations for instances in found.values())
     sizes = await off_loop_if_large(sizes_of, PER_SPAN * (num_instances + sum(map(len, answer.spans))))
     context.check_answer(sum(sizes))
 
     def items(start: int, stop: int) -> list[object]:
-        return [rendered(index) for index in range(start, stop)]
-
-    def rendered(index: int) -> dict[str, object]:
-        found: dict[str, object] = {
-            "index": index,
-            "spans": items_of(answer.spans[index], _SPAN_BYTES, _rendered),
-        }
-        for name, of_texts in (("structures", answer.structures), ("relations", answer.relations)):
-            if of_texts[index]:  # has the names of what was asked for
-                found[name] = {
-                    one: items_of(instances, _bytes_of({one: instances}), _rendered_instance)
-                    for one, instances in of_texts[index].items()
-                }
-        if answer.classifications[index]:
-            found["classifications"] = {
-                task: [*map(_rendered_class, one)] if isinstance(one, list) else _rendered_class(one)
-                for task, one in answer.classifications[index].items()
-            }
-        return found
+        return [_rendered_text(answer, index) for index in range(start, stop)]
 
     data = Items(len(texts), sum(sizes), items)
     return Reply({"object": "list", "model": service.name, "data": data, "usage": usage(answer.num_tokens)})
+
+
+def _bytes_of_text(answer: Spans, index: int) -> int:
+    """About what the answer to text number ``index`` takes as JSON."""
+    return (
+        sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in answer.spans[index])
+        + _bytes_of(answer.structures[index])
+        + _bytes_of(answer.relations[index])
+        + sum(_SPAN_BYTES + len(one.label) for one in _scores_of(answer.classifications[index]))
+        + _TEXT_BYTES
+    )
+
+
+def _rendered_text(answer: Spans, index: int) -> dict[str, object]:
+    found: dict[str, object] = {
+        "index": index,
+        "spans": items_of(answer.spans[index], _SPAN_BYTES, _rendered),
+    }
+    for name, of_texts in (("structures", answer.structures), ("relations", answer.relations)):
+        if of_texts[index]:  # has the names of what was asked for
+            found[name] = {
+                one: items_of(instances, _bytes_of({one: instances}), _rendered_instance)
+                for one, instances in of_texts[index].items()
+            }
+    if answer.classifications[index]:
+        found["classifications"] = {
+            task: [*map(_rendered_class, one)] if isinstance(one, list) else _rendered_class(one)
+            for task, one in answer.classifications[index].items()
+        }
+    return found
 
 
 def short(score: float) -> Any:
