@@ -210,7 +210,7 @@ def test_documents_may_be_objects_whose_fields_are_named(kinds: App) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_an_image_beside_a_text_is_not_left_out(kinds: App, path: str, image: dict[str, Any]) -> None:
     documents = ["world", {"text": "the cats", **image}]
-    message = "parts in content" if "content" in image else "reads no images in pairs"
+    message = "has text beside content" if "content" in image else "reads no images in pairs"
     check_error(post(kinds, path, query=QUERY, documents=documents), 400, message)
     check_error(post(kinds, path, query=documents[1], documents=["a"]), 400, message)
     asked = {"query": QUERY, "documents": documents[1:], "rank_fields": ["text"]}
