@@ -43,6 +43,7 @@ class Built:
         provide()
         from bei.artifact.manifest import OutputInfo
         from bei.engine.cuda.engine import CudaEngine, CudaOptions
+        from bei_build.checkpoint.remote_code import attention_of
         from bei_build.config import BuildConfig
         from bei_build.targets.base import Numerics
         from bei_build.targets.choose import compiler_for
@@ -65,6 +66,7 @@ class Built:
                 precision=numerics.precision,
                 engine=needs,
                 limits=limits,
+                spec=SimpleNamespace(attention=attention_of(shape.spec)),
                 outputs=[
                     OutputInfo(name=it.output, dimension=shape.spec.dimensions[it.output], per_token=not it.pooling)
                     for it in shape.spec.heads

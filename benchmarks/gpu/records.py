@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -20,6 +21,10 @@ def provide() -> None:
 
 class _Struct:
     def __init_subclass__(cls, frozen: bool = False, kw_only: bool = False, eq: bool = True, **_: Any) -> None:
+        for name in inspect.get_annotations(cls):  # each record has an empty one of its own, as msgspec's
+            default = getattr(cls, name, None)
+            if isinstance(default, (dict, list, set)):
+                setattr(cls, name, dataclasses.field(default_factory=type(default)))
         dataclasses.dataclass(frozen=frozen, kw_only=kw_only, eq=eq)(cls)
 
 
