@@ -8,15 +8,19 @@ from typing import Any
 from bei.artifact.manifest import Manifest
 from bei.bulk.sources.kinds import ColumnKinds, Kind
 from bei.errors import ConfigError
-from bei.tasks.mixed import reads_both
+from bei.tasks.mixed import most_images, reads_both
 
 _WORDS: Mapping[Kind, str] = {
     "text": "texts",
     "ids": "token ids",
     "texts": "pairs of texts",
     "image": "images (bytes of files, or structs with such bytes)",
+    "images": "lists of images",
     "both": "structs of a text and an image",
+    "text and images": "structs of a text and a list of images",
 }
+# Of strings, where they are images.
+_BESIDE_BYTES = "data URLs or whole paths of images"
 _READ_BY: Mapping[str, tuple[Kind, ...]] = {
     "embed": ("text", "ids"),
     "sparse": ("text", "ids"),
@@ -25,6 +29,10 @@ _READ_BY: Mapping[str, tuple[Kind, ...]] = {
     "rerank": ("text",),
     "extract": ("text",),
 }
+# Of a column that is said to hold images.
+_AS_IMAGES: Mapping[Kind, Kind] = {"text": "image", "texts": "images"}
+# A list is taken to have so many where the rows of a shard are counted.
+_IMAGES_OF_A_LIST = 4
 # Options that say how texts are read, by bei.Model's names, and the flags that give them.
 FLAGS_OF_TEXTS: Mapping[str, str] = {
     "prompt": "--prompt",
@@ -48,26 +56,41 @@ def check_inputs(
 ) -> None:
     """Raise ConfigError where the model reads nothing of what ``columns`` of ``file`` hold, or reads images alone and
     gets ``options`` of texts. ``chunks``: texts are to be cut into such. ``image``: the column of images that are one
-    input with the text beside them."""
+    input with the text beside them; alone where there is no other."""
     if not manifest.reads_texts:
         for name, flag in {**FLAGS_OF_TEXTS, "chunks": "--chunk-tokens"}.items():
             if options.get(name) is not None or (name == "chunks" and chunks):
                 raise ConfigError(f"{flag} is for texts, and {manifest.name} reads images alone: leave it out.")
     read = _read(manifest, task, chunks=chunks)
-    if image is not None and "both" not in read:
+    if image is not None and ("both" if columns.keys() != {image} else "image") not in read:
         raise ConfigError(
             f"--image-column is for models that have one vector of a text and an image, by --task embed; "
-            f"{manifest.name} reads {_words(read)} here. For images alone name their column by --text-column."
+            f"{manifest.name} reads {_words(read)} here. For images alone name their column by --text-column too."
         )
     for column, found in columns.items():
-        wanted: frozenset[Kind] = read if image is None else frozenset(("image" if column == image else "text",))
-        if not wanted & found.kinds:
+        wanted, words = read, _words(read)
+        if image is not None:
+            wanted = frozenset(("text",)) if column != image else read & {"image", "images"}
+            words = _words(wanted) + f", or {_BESIDE_BYTES}" * (column == image)
+        held = found.kinds if column != image else {_AS_IMAGES.get(kind, kind) for kind in found.kinds}
+        if not wanted & held:
             flags = "--text-column and --query-column" if task == "rerank" else "--text-column"
             raise ConfigError(
-                f"The column {column!r} of {file} holds {found.shown}, and {manifest.name} reads {_words(wanted)} for "
+                f"The column {column!r} of {file} holds {found.shown}, and {manifest.name} reads {words} for "
                 f"--task {task}{' with --chunk-tokens' * chunks}: every row would be an error. Name a column of these "
                 f"by {flags if column != image else '--image-column'}, or ask another model."
             )
+
+
+def images_a_row(columns: Mapping[str, ColumnKinds], manifest: Manifest, image: str | None) -> int:
+    """About how many images a row of ``columns`` has that ``manifest`` reads: 0 where they hold none. ``image``: as of
+    ``check_inputs``."""
+    kinds = frozenset[Kind]().union(*(found.kinds for found in columns.values()))
+    if image is not None:
+        kinds = frozenset(_AS_IMAGES.get(kind, kind) for kind in columns[image].kinds)
+    if kinds & {"images", "text and images"} and most_images(manifest) > 1:
+        return _IMAGES_OF_A_LIST
+    return 1 if manifest.image_tower is not None and kinds & {"image", "both"} else 0
 
 
 def _words(kinds: frozenset[Kind]) -> str:
@@ -80,5 +103,7 @@ def _read(manifest: Manifest, task: str, *, chunks: bool) -> frozenset[Kind]:
     tower = manifest.image_tower
     if tower is None or task != ("tokens" if manifest.reads_images_by_token else "embed"):
         return frozenset(_READ_BY[task])
-    both: tuple[Kind, ...] = ("both",) if reads_both(manifest) else ()
-    return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), "image", *both))
+    read: set[Kind] = {"image", *(_READ_BY[task] if manifest.reads_texts else ())}
+    if reads_both(manifest):
+        read |= {"both", "images", "text and images"} if most_images(manifest) > 1 else {"both"}
+    return frozenset(read)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from bei.bulk.row_images import row_input
 from bei.bulk.shard_service import ShardService
 from bei.core import Float32Array
 from bei.errors import BeiError, ConfigError, InvalidRequestError, MalformedRequestError
@@ -76,18 +77,12 @@ def dense(service: ShardService, options: Mapping[str, object]) -> RowTask:
     def columns(part: Vectors) -> Mapping[str, pa.Array]:
         return {"embedding": _vectors(part, field.type)}
 
-    made = _of_method(method, [field], columns)
-    return made._replace(check=lambda value, place: made.check(_without_nulls(value), place))
+    return _with_images(_of_method(method, [field], columns))
 
 
-def _without_nulls(value: object) -> object:
-    """A row's text and image; where one is null, the other alone, if it is one of its kind: JSON has texts alone."""
-    if not isinstance(value, Mapping) or value.keys() != {"text", "image"}:
-        return value
-    written, image = value["text"], value["image"]
-    if image is None and isinstance(written, str | None):
-        return written
-    return image if written is None and not isinstance(image, str | list) else value
+def _with_images(task: RowTask) -> RowTask:
+    """``task``, of which a row may have images."""
+    return task._replace(check=lambda value, place: task.check(row_input(value, place), place))
 
 
 def sparse(service: ShardService, options: Mapping[str, object]) -> RowTask:
@@ -123,7 +118,7 @@ def tokens(service: ShardService, options: Mapping[str, object]) -> RowTask:
             "token_embeddings": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _vectors(flat, vector), field.type)
         }
 
-    return _of_method(method, [field], columns)
+    return _with_images(_of_method(method, [field], columns))
 
 
 def classify(service: ShardService, options: Mapping[str, object]) -> RowTask:

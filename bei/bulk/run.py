@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from bei.artifact.manifest import Artifact, ImageTower, Manifest
+from bei.artifact.manifest import Artifact, Manifest
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.folder import JobFolder, folder_at
-from bei.bulk.input_check import check_inputs
+from bei.bulk.input_check import check_inputs, images_a_row
 from bei.bulk.job import Job, OnError, OnShard, Output
 from bei.bulk.output_formats import FORMATS
 from bei.bulk.parts import PLAN, SUCCESS, ShardRecord
@@ -83,8 +83,6 @@ class JobOptions(NamedTuple):
             raise ConfigError(
                 "--image-column is for --task embed, and --query-column for --task rerank: leave one out."
             )
-        if self.columns.image == self.columns.text:
-            raise ConfigError("--image-column names the column of --text-column: leave it out for images alone.")
         if self.chunk_size is not None and self.task in ("classify", "rerank", "extract"):
             raise ConfigError(f"--chunk-tokens is for vectors, not for --task {self.task}: leave it out.")
         made = ["embedding", "indices", "weights", "token_embeddings", "label", "score", "scores", "spans"]
@@ -186,8 +184,8 @@ class OpenJob:
         folder, form = folder_at(options.output), FORMATS[options.output_format]()
         stored = _stored_plan(folder)
         verified = verified_at(artifact, config)
-        tower = _image_tower(source, options, verified.manifest)
-        contents = _contents(source, stored, options, verified.manifest, tower)
+        images = _images_a_row(source, options, verified.manifest)
+        contents = _contents(source, stored, options, verified.manifest, images)
         loaded = load_model(verified, config)
         self._source = source
         self._service = ShardService(loaded, config)
@@ -196,7 +194,7 @@ class OpenJob:
             form.check(task.fields, options.on_error)
             reader = source.reader(contents)
             form.check_columns(reader.schema)
-            plan = _plan(contents, loaded, options, form.package, "pillow" if tower else None)
+            plan = _plan(contents, loaded, options, form.package, "pillow" if images else None)
             _agree(folder, plan, stored)
             folder.clean()
             self.num_shards = len(contents.shards)
@@ -231,14 +229,13 @@ class OpenJob:
         self._service.close()
 
 
-def _image_tower(source: Source, options: JobOptions, manifest: Manifest) -> ImageTower | None:
-    """The tower that reads the rows, where these are images. Raises ConfigError where the model reads none of them."""
+def _images_a_row(source: Source, options: JobOptions, manifest: Manifest) -> int:
+    """About how many images a row has. Raises ConfigError where the model reads nothing of the rows."""
     file, kinds = source.kinds()
     chunks = options.chunk_size is not None
     image = options.columns.image
     check_inputs(kinds, file, manifest, options.task, options.task_options, chunks=chunks, image=image)
-    has_images = kinds[image or options.columns.text].kinds & {"image", "both"}
-    return manifest.image_tower if has_images else None
+    return images_a_row(kinds, manifest, image)
 
 
 def _task(service: ShardService, options: JobOptions) -> RowTask:
@@ -272,28 +269,28 @@ def _stored_plan(folder: JobFolder) -> JobPlan | None:
         ) from error
 
 
-def _contents(
-    source: Source, stored: JobPlan | None, options: JobOptions, manifest: Manifest, tower: ImageTower | None
-) -> Contents:
+def _contents(source: Source, stored: JobPlan | None, options: JobOptions, manifest: Manifest, images: int) -> Contents:
     """What the files have; not looked through again where they are as the plan has seen them. Unless the options say
     how many rows a shard has, those of the plan stay."""
     planned = None if stored is None else stored.contents.size.rows
-    rows = options.shard_rows or planned or _shard_rows(manifest, options, tower)
+    rows = options.shard_rows or planned or _shard_rows(manifest, options, images)
     size = ShardSize(rows, max_rows=options.max_rows)
     if stored is not None and stored.contents.size == size and source.is_as_before(stored.contents.files):
         return stored.contents
     return source.contents(size)
 
 
-def _shard_rows(manifest: Manifest, options: JobOptions, tower: ImageTower | None) -> int:
-    """So many that a shard's output has some dozen megabytes, and so have images as ``tower`` reads them, which takes
-    150 kB for a thumbnail of 1 kB (ViT-B/32)."""
+def _shard_rows(manifest: Manifest, options: JobOptions, images: int) -> int:
+    """So many that a shard's output has some dozen megabytes, and so have images, of which a row has about ``images``,
+    as the tower reads them, which takes 150 kB for a thumbnail of 1 kB (ViT-B/32)."""
     width = manifest.dimension("token_embedding" if options.task == "tokens" else "embedding") or 1
     if options.task in ("classify", "rerank", "extract"):
         width = 1
     a_row = 4 * width * (manifest.max_seq_len if options.task == "tokens" else 1)
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))
-    return rows if tower is None else max(1, min(rows, _IMAGES_BYTES // tower.image_bytes))
+    if not images or manifest.image_tower is None:
+        return rows
+    return max(1, min(rows, _IMAGES_BYTES // (images * manifest.image_tower.image_bytes)))
 
 
 def _plan(contents: Contents, loaded: Loaded, options: JobOptions, *packages: str | None) -> JobPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -55,7 +56,12 @@ class ImageInput:
         """About the size of the file; 0 of an opened image. Raises InvalidImageError for a path without a file."""
         if isinstance(self.content, Path):
             with self._reading(self.content):
-                return self.content.stat().st_size
+                found = self.content.stat()
+            if not stat.S_ISREG(found.st_mode):  # a pipe or a device may have no end
+                raise InvalidImageError(
+                    f"An image cannot be read (it is no file: {self.content}): name one.", self.param
+                )
+            return found.st_size
         if isinstance(self.content, bytes):
             return len(self.content)
         return len(self.content) * 3 // 4 if isinstance(self.content, str) else 0

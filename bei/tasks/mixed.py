@@ -32,7 +32,7 @@ def too_many_images(
 ) -> InvalidImageError | None:
     """The error of ``images`` in one input, or ``in_pair``, where the model ``name``, whose decoder reads them among
     texts, reads fewer; None: it reads them."""
-    most = _most_images(manifest)
+    most = most_images(manifest)
     if len(images) <= most:
         return None
     who = (
@@ -67,14 +67,15 @@ def _around(manifest: Manifest) -> tuple[str, str] | None:
     return tower.sequence.around or None
 
 
-def _most_images(manifest: Manifest) -> int:
+def most_images(manifest: Manifest) -> int:
+    """That may stand in one input, or pair."""
     tower = manifest.image_tower
     return (tower.sequence.most_images or 1) if tower is not None and tower.sequence else 1
 
 
 def _read(value: MixedInput, ends: tuple[str, str], manifest: Manifest) -> ImageInput | ImagesInText:
     images, around = value.images, _around(manifest)
-    if around is None or len(images) > _most_images(manifest):
+    if around is None or len(images) > most_images(manifest):
         return images[0]
     first, last = ends
     texts = texts_between([first, *value.parts, last], around)

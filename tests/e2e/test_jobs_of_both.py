@@ -1,7 +1,9 @@
-"""``bei embed`` over texts and images of one input: structs or two columns, and a job that is killed and goes on."""
+"""``bei embed`` over texts and images of one input: structs, two columns, lists of images; killed jobs go on."""
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -54,11 +56,16 @@ def table(*, structs: bool, of_datasets: bool = False, times: int = 1) -> pa.Tab
 
 def job(artifact: Artifact, rows: pa.Table, folder: Path, columns: Columns, **asked: Any) -> pa.Table:
     pq.write_table(rows, folder / "rows.parquet")
-    options = JobOptions((str(folder / "rows.parquet"),), str(folder / "out"), columns=columns, **asked)
+    return done(artifact, folder / "rows.parquet", columns, **asked)
+
+
+def done(artifact: Artifact, file: Path, columns: Columns, **asked: Any) -> pa.Table:
+    """The output of a job over the rows of ``file``, in their order."""
+    options = JobOptions((str(file),), str(file.parent / "out"), columns=columns, **asked)
     options.check()
     with opened_source(options) as source:
         run_job(source, artifact, options, ServeConfig(tune="off"), lambda progress: None)
-    return pq.read_table(sorted((folder / "out").glob("*.parquet"))).sort_by("number")
+    return pq.read_table(sorted((file.parent / "out").glob("*.parquet"))).sort_by("number")
 
 
 @pytest.mark.parametrize(
@@ -84,10 +91,11 @@ def test_a_row_of_nothing_or_of_a_damaged_image_is_a_bad_one(artifact: Artifact,
 @pytest.mark.parametrize(
     ("columns", "asked", "named"),
     [
-        (Columns("page", image="page"), {}, "--image-column names the column of --text-column"),
+        (Columns("caption", image="caption"), {"task": "tokens"}, "--image-column is for models"),
         (Columns("caption", query="caption", image="page"), {"task": "rerank"}, "--image-column is for --task embed"),
         (Columns("number", image="page"), {}, "'number' .* holds int64, and qwen3_vl reads texts"),
-        (Columns("page", image="caption"), {}, "by --text-column"),
+        (Columns("page", image="caption"), {}, "'page' .* by --text-column"),
+        (Columns("number", image="number"), {}, "holds int64, and qwen3_vl reads images .* by --image-column"),
         (Columns("caption", image="number"), {}, "by --image-column"),
         (Columns("caption", image="page"), {"task": "sparse"}, "--image-column is for models"),
     ],
@@ -99,23 +107,69 @@ def test_columns_that_are_not_of_both_are_refused(
         job(artifact, table(structs=False), tmp_path, columns, **asked)
 
 
+# Rows of several images, some with a text.
+LISTS: list[tuple[list[bytes] | None, str | None]] = [
+    ([FILES[0], FILES[1]], CAPTION),
+    ([FILES[2], FILES[0], FILES[2]], None),
+    ([FILES[1]], None),
+    (None, CAPTION),
+    ([], None),
+]
+
+
+def data_url(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+@pytest.mark.parametrize("form", ["bytes", "JSON lines", pytest.param("alone", marks=pytest.mark.slow)])
+def test_a_list_of_images_is_one_input(form: str, artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:
+    inputs = [(*(images or ()), *([text] if text and form != "alone" else [])) for images, text in LISTS]
+    expected: list[Float32Array] = qwen3_vl.library_vectors(checkpoint, [one for one in inputs if one])
+    columns = Columns("caption", id="number", image="pages")
+    if form == "JSON lines":
+        (tmp_path / "page.png").write_bytes(FILES[0])
+        shown = {content: data_url(content) for content in FILES} | {FILES[0]: str(tmp_path / "page.png")}
+        lines = [
+            json.dumps({"number": place, "caption": text, "pages": images and [shown[one] for one in images]})
+            for place, (images, text) in enumerate(LISTS)
+        ]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    else:
+        rows = {"number": [*range(5)], "pages": [images for images, _ in LISTS], "caption": [text for _, text in LISTS]}
+        pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+        columns = columns if form == "bytes" else Columns("pages", id="number")
+    file = tmp_path / ("rows.jsonl" if form == "JSON lines" else "rows.parquet")
+    found = done(artifact, file, columns)
+    assert found["number"].to_pylist() == ([0, 1, 2] if form == "alone" else [0, 1, 2, 3])
+    np.testing.assert_allclose(np.array(found["embedding"].to_pylist()), np.array(expected), atol=2e-4)
+
+
 def test_a_model_with_two_towers_reads_no_such_column(tmp_path: Path) -> None:
     artifact = build_artifact(save_clip(tmp_path / "clip"), tmp_path / "artifact", verify=False)
     with pytest.raises(ConfigError, match="--image-column is for models"):
         job(artifact, table(structs=False), tmp_path, Columns("caption", image="page"))
     with pytest.raises(ConfigError, match=r"'both' .* holds struct"):
         job(artifact, table(structs=True), tmp_path, Columns("both"))
+    lists = pa.table({"number": [0], "pages": [[FILES[0], FILES[1]]]})
+    with pytest.raises(
+        ConfigError, match=r"'pages' .* holds list<.*binary>, and .* reads texts or token ids or images"
+    ):
+        job(artifact, lists, tmp_path, Columns("pages"))
 
 
 @pytest.mark.slow
-def test_a_job_of_both_that_is_killed_ends_as_one_that_is_not(
+def test_a_job_of_texts_and_lists_of_images_that_is_killed_ends_as_one_that_is_not(
     artifact: Artifact, env: Mapping[str, str], tmp_path: Path
 ) -> None:
     folders = [tmp_path / "whole", tmp_path / "killed"]
     commands = []
     for folder in folders:
         folder.mkdir()
-        pq.write_table(table(structs=False, times=60), folder / "rows.parquet")
+        rows = table(structs=False, times=60)
+        pages = [
+            None if page is None else [page] * (1 + place % 3) for place, page in enumerate(rows["page"].to_pylist())
+        ]
+        pq.write_table(rows.set_column(2, "page", [pages]), folder / "rows.parquet")
         command = [sys.executable, "-m", "bei", "embed", str(artifact.path), "--input", str(folder / "rows.parquet")]
         flags = ["--text-column", "caption", "--image-column", "page", "--id-column", "number", "--shard-rows", "6"]
         commands.append([*command, "--output", str(folder / "out"), *flags])

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A text; token ids of one input; several texts that are read together; the bytes of an image's file; a text and an
-# image of one input.
-Kind: TypeAlias = Literal["text", "ids", "texts", "image", "both"]
+# A text; token ids of one input; several texts that are read together; the bytes of an image's file; several such of
+# one input; a text and an image of one input; a text and several images.
+Kind: TypeAlias = Literal["text", "ids", "texts", "image", "images", "both", "text and images"]
 
 _ALL: frozenset[Kind] = frozenset(get_args(Kind))
 
@@ -50,15 +50,17 @@ def _kinds(column: pa.DataType) -> frozenset[Kind]:
     if types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column):
         if types.is_integer(column.value_type):
             return frozenset(("ids",))
-        return frozenset(("texts",)) if "text" in _kinds(column.value_type) else frozenset()
+        several: dict[Kind, Kind] = {"text": "texts", "image": "images"}
+        return frozenset(several[kind] for kind in several if kind in _kinds(column.value_type))
     return frozenset()
 
 
 def _kinds_of_struct(column: pa.StructType) -> frozenset[Kind]:
     fields = {field.name: field.type for field in column}
     if fields.keys() == {"text", "image"}:
-        is_both = "text" in _kinds(fields["text"]) and "image" in _kinds(fields["image"])
-        return frozenset(("both",)) if is_both else frozenset()
+        beside: dict[Kind, Kind] = {"image": "both", "images": "text and images"}
+        images = _kinds(fields["image"]) if "text" in _kinds(fields["text"]) else ()
+        return frozenset(beside[kind] for kind in images if kind in beside)
     return frozenset(("image",)) if "bytes" in fields and _is_bytes(fields["bytes"]) else frozenset()  # of datasets
 
 

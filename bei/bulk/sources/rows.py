@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 Open: TypeAlias = Callable[[], AbstractContextManager[IO[bytes]]]
 
 
+class WithImage(NamedTuple):
+    """The values of a row's columns of a text and an image, of any type; null: it has none. ``image`` may be a list."""
+
+    text: object
+    image: object
+
+
 class Columns(msgspec.Struct, frozen=True):
     """The columns of a job: the text, or for pairs the query and the text; the row's own id, and others that are copied
-    to the output. ``image``: that of an image which is one input with the text."""
+    to the output. ``image``: that of images which are one input with the text, or alone where it is ``text`` too."""
 
     text: str = "text"
     query: str | None = None
@@ -33,12 +40,14 @@ class Columns(msgspec.Struct, frozen=True):
     @property
     def read(self) -> tuple[str, ...]:
         """Those with what the model reads."""
-        return tuple(name for name in (self.query, self.text, self.image) if name is not None)
+        return tuple(dict.fromkeys(name for name in (self.query, self.text, self.image) if name is not None))
 
     def inputs(self, values: Seq[Seq[object]]) -> Seq[object]:
         """``Rows.inputs`` of the values of the columns ``read``, each with one a row."""
+        if self.image == self.text:
+            return [WithImage(None, image) for image in values[0]]
         if self.image is not None:
-            return [{"text": text, "image": image} for text, image in zip(*values, strict=True)]
+            return [WithImage(*both) for both in zip(*values, strict=True)]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     @property
@@ -48,8 +57,8 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 class Rows(NamedTuple):
-    """Consecutive rows. ``inputs[i]``: the value of the text column, a tuple of query and text, or ``text`` and
-    ``image``, of any type.
+    """Consecutive rows. ``inputs[i]``: the value of the text column, a tuple of query and text, or ``WithImage``,
+    of any type.
     ``copied``: the columns for the output, null where a row could not be read; ``errors`` of these by their places."""
 
     inputs: Seq[object]

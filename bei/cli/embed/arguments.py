@@ -69,7 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--output-format", choices=tuple(FORMATS), default="parquet", help="default: parquet")
     where.add_argument("--text-column", metavar="NAME", default="text", help="what the model reads (default: text)")
-    where.add_argument("--image-column", metavar="NAME", help="an image that is one input with the text, for embed")
+    where.add_argument(
+        "--image-column",
+        metavar="NAME",
+        help="images (bytes, data URLs, whole paths, lists of these) that are one input with the text, for embed, or "
+        "alone where --text-column names it too",
+    )
     where.add_argument("--query-column", metavar="NAME", help="the query of each pair, for --task rerank")
     where.add_argument("--id-column", metavar="NAME", help="each row's id (default: a column row, the row's number)")
     where.add_argument("--columns", metavar="NAME,NAME", default="", help="other columns to copy to the output")

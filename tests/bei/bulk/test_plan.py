@@ -59,7 +59,6 @@ def test_shards_of_images_are_bounded_by_what_these_take_as_the_model_reads_them
     processor = ImageProcessor(
         shortest_edge=None, resize=size, resample="bicubic", crop=None, rescale=1 / 255, mean=half, std=half
     )
-    manifest: Any = SimpleNamespace(dimension=lambda _: 384, max_seq_len=77)
     unread: Any = None
     options = JobOptions((), "out")
     for given, most in ((processor, 900), (msgspec.structs.replace(processor, fractions=True), 225)):
@@ -75,5 +74,7 @@ def test_shards_of_images_are_bounded_by_what_these_take_as_the_model_reads_them
             max_batch_size=1,
             max_seq_len=50,
         )
-        assert most // 2 < _shard_rows(manifest, options, tower) < most
-    assert _shard_rows(manifest, options, None) == 10_000
+        manifest: Any = SimpleNamespace(dimension=lambda _: 384, max_seq_len=77, image_tower=tower)
+        assert most // 2 < _shard_rows(manifest, options, 1) < most
+        assert _shard_rows(manifest, options, 4) == _shard_rows(manifest, options, 1) // 4
+    assert _shard_rows(manifest, options, 0) == 10_000

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from bei import Model
-from bei.bulk.row_task import _without_nulls
 from bei.bulk.run import JobOptions, opened_source, run_job
 from bei.bulk.sources.rows import Columns
 from bei.config.settings import ServeConfig
@@ -107,25 +106,3 @@ def test_dense_vectors_in_every_number_format(dtype: DenseDType, job: Callable[[
     expected = model.embed(_TEXTS, output_dtype=dtype, prompt_name="cats")
     found = np.array([row["embedding"] for row in rows], expected.dtype)
     np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("text", "image", "read"),
-    [
-        ("a", b"file", None),
-        ("a", None, "a"),
-        ("", None, ""),
-        (None, b"file", b"file"),
-        (None, {"bytes": b"file", "path": None}, {"bytes": b"file", "path": None}),
-        # Of JSON, whose strings are no images: a caption's place was taken by an image's base64.
-        (None, "data:image/png;base64,AAAA", None),
-        (None, [1, 2], None),
-        ([1, 2], None, None),
-    ],
-)
-def test_a_text_or_an_image_beside_a_null_is_read_alone_if_it_is_one(text: Any, image: Any, read: Any) -> None:
-    """None: the row is read as a whole, or is a bad one."""
-    row = {"text": text, "image": image}
-    assert _without_nulls(row) == (row if read is None else read)
-    assert _without_nulls({"text": None, "image": None}) is None
-    assert _without_nulls(image) == image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from unittest import mock
 
@@ -77,3 +78,9 @@ def test_an_image_that_several_inputs_have_is_made_once_also_where_it_cannot_be_
     assert len({*map(id, errors)}) == 3
     made = MadeOnce[list[int]]()
     assert made.of(lambda: [1]) is made.of(lambda: [2])
+
+
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(InvalidImageError, match="it is no file"):
+        _ = ImageInput(tmp_path / "a.png").num_bytes
