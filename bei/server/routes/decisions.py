@@ -3,7 +3,7 @@
 Source: openai-python 3.57 (``resources/decisions.py``, ``types/decision*.py``). How OpenAI writes an input of several
 items as one text is not published: here a message of a user alone is its text, several items are lines
 ``role: text`` with an empty line between two. ``prompt_cache_key``, ``prompt_cache_options`` and ``safety_identifier``
-change no answer.
+change no answer. A question's fields that are not known are refused, as those of ``bei.tasks.questions``.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class DecisionItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
 
 
-class Predicate(msgspec.Struct, tag_field="type", tag="predicate", kw_only=True):
+class Predicate(msgspec.Struct, tag_field="type", tag="predicate", kw_only=True, forbid_unknown_fields=True):
     """How likely it is that a statement is true."""
 
     instructions: DecisionParts
     name: str | None = None
 
 
-class ChoiceOption(msgspec.Struct, kw_only=True):
+class ChoiceOption(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A value, and what it means."""
 
     value: str | bool
     description: str | None = None
 
 
-class Choice(msgspec.Struct, tag_field="type", tag="choice", kw_only=True):
+class Choice(msgspec.Struct, tag_field="type", tag="choice", kw_only=True, forbid_unknown_fields=True):
     """One of several values."""
 
     instructions: DecisionParts
@@ -85,14 +85,14 @@ class Choice(msgspec.Struct, tag_field="type", tag="choice", kw_only=True):
     name: str | None = None
 
 
-class Level(msgspec.Struct, kw_only=True):
+class Level(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A level of a score, and what it means."""
 
     label: str
     description: str | None = None
 
 
-class Score(msgspec.Struct, tag_field="type", tag="score", kw_only=True):
+class Score(msgspec.Struct, tag_field="type", tag="score", kw_only=True, forbid_unknown_fields=True):
     """One of several levels, from lowest to highest."""
 
     instructions: DecisionParts
@@ -238,10 +238,12 @@ def _line(item: DecisionItem) -> str:
         if item.role is None or item.content is None:
             raise InvalidRequestError("input has a message without a role or content: send both.", "input")
         return f"{item.role}: {_parts(item.content, 'input')}"
-    if item.type.endswith("_output"):
-        return f"{item.type}: {_parts(item.output, 'input')}"
-    content = item.arguments if item.type == "function_call" else item.input
-    return f"{item.type} {item.name}: {content}"
+    is_output, is_function = item.type.endswith("_output"), item.type == "function_call"
+    field = "output" if is_output else "arguments" if is_function else "input"
+    if (content := getattr(item, field)) is None or (item.name is None and not is_output):
+        lacks = field if content is None else "name"
+        raise InvalidRequestError(f"input has an item of type {item.type} without its {lacks}: send it.", "input")
+    return f"{item.type}: {_parts(content, 'input')}" if is_output else f"{item.type} {item.name}: {content}"
 
 
 def _question(name: str, given: AnyQuestion) -> AskedQuestion:

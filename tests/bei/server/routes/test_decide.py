@@ -223,6 +223,8 @@ def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str, nli: Ap
     check_error(post(nli, "/v1/systemone", model="nli", **asked), 400, said)
 
 
+TWO = [{"value": "a"}, {"value": "b"}]
+LEVELS = [{"label": "a"}, {"label": "b"}]
 OF_OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"questions": []}, "questions is empty"),
     ({"questions": [{"type": "choice", "instructions": "a", "choices": [{"value": "b"}]}]}, "has 1 options"),
@@ -234,6 +236,17 @@ OF_OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "has an image"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "without its content"),
     ({"input": [{"content": "a"}, {"content": "b"}]}, "without a role"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "type function_call without its arguments"),
+    ({"input": [{"type": "custom_tool_call", "input": "a"}]}, "type custom_tool_call without its name"),
+    ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "type function_call_output without its output"),
+    ({"questions": [{"type": "predicate", "instructions": "a", "threshold": 0.5}]}, "`threshold`"),
+    (
+        {"questions": [{"type": "choice", "instructions": "a", "choices": TWO, "option_order": [1, 0]}]},
+        "`option_order`",
+    ),
+    ({"questions": [{"type": "choice", "instructions": "a", "choices": [{"value": "a", "label": "b"}]}]}, "`label`"),
+    ({"questions": [{"type": "score", "instructions": "a", "levels": [{"label": "b", "value": 3}]}]}, "`value`"),
+    ({"questions": [{"type": "score", "instructions": "a", "levels": LEVELS, "criteria": []}]}, "`criteria`"),
 ]
 
 
