@@ -54,6 +54,7 @@ from bei.tasks.classify import Scores
 from bei.tasks.compare import Compared, read_apart
 from bei.tasks.rerank import num_around, pairs_to_read
 from bei.tokenizer.encoder import EncodingOptions
+from bei.utils.json_keys import key_twice
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
 
@@ -228,6 +229,8 @@ def _check_fields(rank_fields: Seq[str], num_documents: int) -> None:
 def _decoded(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> Compared:
     try:
         document = _document_decoder.decode(raw)
+        if isinstance(document, dict) and (twice := key_twice(bytes(raw))) is not None:
+            raise InvalidRequestError(f"documents {index} has the key {twice[:40]!r} twice: send it once.", "documents")
         if isinstance(document, dict) and not rank_fields and _is_part(document):
             return placed(_part_decoder.decode(raw).compared("documents"), index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -231,6 +231,25 @@ def test_rank_fields_by_the_thousand_are_refused(rank_fields: list[str], said: s
     assert refused.value.param == "rank_fields"
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("document", "rank_fields"),
+    [
+        ('{"text": "a", "text": "b"}', None),
+        ('{"te\\u0078t": "a", "text": "b"}', ["text"]),
+        ('{"image": "data:,", "image": "b"}', None),
+        ('{"text": "a", "of": {"text": 1, "text": 2}}', None),
+    ],
+)
+def test_a_document_with_a_key_twice_is_refused(
+    kinds: App, path: str, document: str, rank_fields: list[str] | None
+) -> None:
+    fields = json.dumps(rank_fields)
+    body = f'{{"query": "a", "documents": ["x", {document}], "rank_fields": {fields}}}'
+    key = "image" if "image" in document else "text"
+    check_error(kinds.request("POST", path, body.encode()), 400, f"documents 1 has the key '{key}' twice")
+
+
 def test_rank_fields_do_nothing_to_plain_texts(kinds: App) -> None:
     plain = answer(kinds, "/v1/rerank", query=QUERY, documents=TEXTS)["results"]
     assert answer(kinds, "/v1/rerank", query=QUERY, documents=TEXTS, rank_fields=["title"])["results"] == plain
