@@ -36,6 +36,7 @@ class InputReaders:
         num_threads: int,
     ) -> None:
         self.images = second if isinstance(second, ImageSide) else None
+        self._label_costs = second.costs if isinstance(second, LabelSide) else None
         self._name = name
         self._encoder = encoder
         self._max_seq_len = max_seq_len
@@ -111,6 +112,13 @@ class InputReaders:
         if within := [value for value in inputs if isinstance(value, ImagesInText)]:
             demand = demand.plus(self._demand_within(self.images, of_texts, within))
         return demand
+
+    def demand_of_labels(self, labels: Seq[AnyInput]) -> Demand:
+        """The estimated demand of labels that are vectors, by the costs of their tower, as if none was asked lately."""
+        if self._label_costs is None:
+            return NO_DEMAND
+        lengths = self.estimated_lengths(labels)
+        return Demand(sum(lengths), sum(map(self._label_costs.sequence_seconds, lengths)))
 
     def _demand_within(
         self, images: ImageSide, of_texts: Callable[[Seq[int]], Demand], inputs: Seq[ImagesInText]

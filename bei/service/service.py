@@ -23,7 +23,7 @@ from bei.metrics.last_minute import RecentSteps
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
-from bei.service.admission import NO_DEMAND, Admission, Demand, Elsewhere, Ticket, admission_limits
+from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits
 from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
 from bei.service.canaries import ask_canaries
 from bei.service.image_side import ImageSide
@@ -135,26 +135,25 @@ class InferenceService(ModelFacts):
         flow: int = 0,
         whole: bool = False,
         num_around: int = 0,
+        labels: Seq[LabelText] = (),
     ) -> Ticket:
         """Accept a request with these inputs (at least one), as a whole. Close the ticket when it is answered.
 
         ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. ``flow``: its client's. ``whole``:
         its texts are only tokenized, and to their ends (``EncodingOptions.whole``), so they count with all of their
         length. ``num_around``: characters that the task reads with each text: of a prompt, a template, or labels.
+        ``labels``: what the tower of labels reads beside them.
         Raises ShuttingDownError, OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than
         what may ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
         demand = self._readers.demand(self._admission.demand, inputs, whole=whole, num_around=num_around)
+        if labels:
+            demand = demand.plus(self._readers.demand_of_labels(labels))
         return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s, flow))
 
     def accept(
-        self,
-        inputs: Seq[ModelInput],
-        *,
-        lane: Lane | None = None,
-        deadline_s: float | None = None,
-        whole: bool = False,
+        self, inputs: Seq[ModelInput], *, lane: Lane | None = None, deadline_s: float | None = None, whole: bool = False
     ) -> Ticket:
         """As ``admit``, for callers in this process, which wait themselves: never refused for the work that waits.
 
@@ -417,7 +416,7 @@ class InferenceService(ModelFacts):
         """The share of the ticket's estimate that these inputs account for. It is taken off the estimate now that their
         real token count is known."""
         if isinstance(inputs[0], LabelText):
-            return NO_DEMAND  # a request is admitted with its texts
+            return self._readers.demand_of_labels(inputs)
         if len(inputs) == call.ticket.num_inputs:
             return call.ticket.admitted
         options = call.request.options

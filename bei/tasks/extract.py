@@ -93,6 +93,12 @@ def num_around(service: ModelService, labels: CheckedLabels | None, schema: Aske
     return schema.num_chars + (labels.num_chars if labels and is_in_front else 0)
 
 
+def labels_beside(service: ModelService, labels: CheckedLabels | None) -> list[LabelText]:
+    """Labels that are read by a tower of their own. Raises TaskNotSupportedError."""
+    is_beside = labels and extraction_of(service).label_width is not msgspec.UNSET
+    return [LabelText(name) for name in labels.names] if labels and is_beside else []
+
+
 def inputs_of(service: ModelService, texts: Seq[str], num_around: int) -> list[str]:
     """Pieces of ``texts``, to admit them: of a long text about as many, as long, as the windows that it is read in.
     ``num_around``: characters that are read with each. Raises TaskNotSupportedError."""
@@ -124,7 +130,8 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     names = task.labels.names if task.labels else ()
-    vectors = await _vectors(service, names, ticket) if layout.label_width is not msgspec.UNSET else None
+    beside = labels_beside(service, task.labels)
+    vectors = await _vectors(service, beside, ticket) if beside else None
     decoder = _Decoder(task, layout, texts, words, num_around(service, task.labels, task.schema))
     outputs = {"span_logits", "label_logits"} if task.schema.classes else {"span_logits"}
     todo = decoder.begin()
@@ -322,9 +329,9 @@ class _Decoder:
             self.classifications[text][asked.part.name] = asked.chosen(found.classes[asked.part.name])
 
 
-async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> LabelVectors:
+async def _vectors(service: ModelService, labels: Seq[LabelText], ticket: Ticket) -> LabelVectors:
     """Of the tower of labels, whose port keeps answers: a label that was asked lately is not computed."""
-    request = ModelRequest([LabelText(label) for label in labels])
+    request = ModelRequest(labels)
     answer = await service.infer(request, ticket=ticket, outputs={"embedding"})
     check_told_apart("labels", labels, [encoding.input_ids.tobytes() for encoding in answer.encodings], "labels")
     return vectors_of(np.stack([row["embedding"] for row in answer.rows]))

@@ -19,6 +19,7 @@ from bei.server.telemetry.request_record import RequestRecord
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
+from bei.tokenizer.label_encoder import LabelText
 
 _SHOWN_CHARS = 100  # of what a client sent
 
@@ -180,15 +181,16 @@ class RequestContext:
         bytes_per_token: int = 0,
         whole: bool = False,
         num_around: int = 0,
+        labels: Seq[LabelText] = (),
     ) -> Ticket:
-        """Accept the request with all of its inputs. ``whole``, ``num_around``, and what it raises: as
+        """Accept the request with all of its inputs. ``whole``, ``num_around``, ``labels``, and what it raises: as
         ``InferenceService.admit``.
 
         ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
         """
         ticket = self._whole
         if ticket is None:
-            ticket = self._admitted(service, inputs, whole=whole, num_around=num_around)
+            ticket = self._admitted(service, inputs, whole=whole, num_around=num_around, labels=labels)
         if bytes_per_token:
             try:
                 self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
@@ -205,7 +207,13 @@ class RequestContext:
         self._whole = self._admitted(service, inputs, num_around=num_around)
 
     def _admitted(
-        self, service: InferenceService, inputs: Seq[ModelInput], *, whole: bool = False, num_around: int
+        self,
+        service: InferenceService,
+        inputs: Seq[ModelInput],
+        *,
+        whole: bool = False,
+        num_around: int,
+        labels: Seq[LabelText] = (),
     ) -> Ticket:
         self._work.asks(service.name, inputs)
         urgency = self._urgency
@@ -216,6 +224,7 @@ class RequestContext:
             flow=self._flow,
             whole=whole,
             num_around=num_around,
+            labels=labels,
         )
         self._work.lane = ticket.lane
         kinds = (ImageInput, ImagesInText)

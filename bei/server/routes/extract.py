@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast
 
 import numpy as np
 from msgspec import UNSET, Meta
@@ -26,8 +26,10 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.routes.classify import LabelScore
 from bei.server.routes.openai_embeddings import Usage, usage
+from bei.service.admission import Ticket
+from bei.service.service import InferenceService
 from bei.tasks.entity_relations import EntityForm, entity_texts
-from bei.tasks.extract import ExtractTask, Span, Spans, extract, inputs_of, num_around
+from bei.tasks.extract import ExtractTask, Span, Spans, extract, inputs_of, labels_beside, num_around
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_classes import LabelScore as Chosen
@@ -143,9 +145,7 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     check_span_settings(asked, body.threshold, flat=body.flat, multi_label=body.multi_label)
     labels, schema = asked
     task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)
-    around = num_around(service, labels, schema)
-    ticket = context.admit(service, inputs_of(service, texts, around), num_around=around)
-    answer = await extract(service, task, ticket=ticket)
+    answer = await extract(service, task, ticket=admitted(context, service, task))
 
     def sizes_of() -> list[int]:
         return [_bytes_of_text(answer, index) for index in range(len(texts))]
@@ -159,6 +159,13 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
 
     data = Items(len(texts), sum(sizes), items)
     return Reply({"object": "list", "model": service.name, "data": data, "usage": usage(answer.num_tokens)})
+
+
+def admitted(context: RequestContext, service: InferenceService, task: ExtractTask) -> Ticket:
+    """A ticket for the windows of the texts, with their labels, or with those that are vectors once."""
+    around, beside = num_around(service, task.labels, task.schema), labels_beside(service, task.labels)
+    pieces = inputs_of(service, cast("Seq[str]", task.inputs), around)
+    return context.admit(service, pieces, num_around=around, labels=beside)
 
 
 def _bytes_of_text(answer: Spans, index: int) -> int:

@@ -28,11 +28,9 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Tiered
 from bei.server.http.accept import is_msgpack
 from bei.server.routes.classify import LabelScore, ranked_bytes
-from bei.server.routes.extract import PER_SPAN, short
+from bei.server.routes.extract import PER_SPAN, admitted, short
 from bei.service.service import InferenceService
 from bei.tasks.extract import ExtractTask, Span, extract
-from bei.tasks.extract import inputs_of as inputs_of_spans
-from bei.tasks.extract import num_around as num_around_windows
 from bei.tasks.extract_labels import THRESHOLD, Share, extraction_of
 from bei.tasks.schema_forms import checked_request
 from bei.tasks.support import off_loop_if_large
@@ -200,9 +198,7 @@ async def _spans(
         flat=options.flat_ner is not False,
         multi_label=by_label if options.multi_label is None else options.multi_label,
     )
-    around = num_around_windows(service, checked, schema)
-    ticket = context.admit(service, inputs_of_spans(service, texts, around), num_around=around)
-    answer = await extract(service, task, ticket=ticket)
+    answer = await extract(service, task, ticket=admitted(context, service, task))
 
     def sizes_of() -> list[int]:
         return [sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) for spans in answer.spans]

@@ -131,6 +131,29 @@ def test_the_route_answers_as_the_model_does(artifact: Artifact) -> None:
         ]
 
 
+def test_labels_count_in_what_a_server_accepts(artifact: Artifact) -> None:
+    """Ten texts read the same labels, which are computed once."""
+
+    async def asked() -> list[httpx.Response]:
+        async with await make_app([artifact], ServeConfig(tune="off", max_queue_tokens=1200)) as served:
+            transport = httpx.ASGITransport(served.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://bei.test") as client:
+                labels = ["cat " * (1 + place) for place in range(50)]
+                texts, sie = [{"text": TEXT}] * 10, "/v1/extract/spans"
+                return [
+                    await client.post("/v1/extract", json={"input": [TEXT] * 10, "labels": labels}),
+                    await client.post(sie, json={"items": texts, "params": {"labels": labels}}),
+                    await client.post("/v1/extract", json={"input": [TEXT] * 10, "labels": labels[:20]}),
+                    await client.post(sie, json={"items": texts, "params": {"labels": labels[:20]}}),
+                ]
+
+    *refused, first, second = asyncio.run(asked())
+    for answer in refused:
+        assert answer.status_code == 400, answer.text
+        assert "tokens, the limit is 1200: split it" in answer.text
+    assert (first.status_code, second.status_code) == (200, 200), first.text + second.text
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
