@@ -95,7 +95,7 @@ def entity_text(text: str, entities: Seq[EntityForm], place: int, layout: Extrac
                 "points, and send the text that the entities were found in.",
                 "entities",
             )
-    return EntityText(text, [EntityPlace(one.start, one.end) for one in entities])
+    return EntityText(text, [EntityPlace(one.start, one.end) for one in entities], place)
 
 
 def _shown(text: str) -> str:

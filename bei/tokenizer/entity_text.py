@@ -20,13 +20,14 @@ class EntityPlace(NamedTuple):
 
 
 class EntityText(str):
-    """A text with its ``entities``."""
+    """Text number ``place`` of a request with its ``entities``."""
 
     entities: tuple[EntityPlace, ...]
+    place: int
 
-    def __new__(cls, text: str, entities: Seq[EntityPlace]) -> EntityText:
+    def __new__(cls, text: str, entities: Seq[EntityPlace], place: int = 0) -> EntityText:
         found = super().__new__(cls, text)
-        found.entities = (*entities,)
+        found.entities, found.place = (*entities,), place
         return found
 
 
@@ -40,8 +41,8 @@ def entity_words(
     """
     if not is_whole or len(words) > most_words:
         raise InputTooLongError(
-            f"A text has {len(words)} words, and the model reads at most {most_words}, fewer where they have several "
-            "tokens, or many relations stand in front: send the part in which the entities stand.",
+            f"input {text.place} has {len(words)} words, and the model reads at most {most_words}, fewer where they "
+            "have several tokens, or many relations stand in front: send the part in which the entities stand.",
             "input",
         )
     starts, ends = (np.array(side, np.int64) for side in zip(*words, strict=True)) if words else np.zeros((2, 0))
@@ -50,11 +51,13 @@ def entity_words(
     for entity, first, stop in zip(text.entities, firsts.tolist(), stops.tolist(), strict=True):
         if first >= stop:
             raise InvalidRequestError(
-                f"The entity at {entity.start} to {entity.end} has no word: leave it out.", "entities"
+                f"entities {text.place} has one from {entity.start} to {entity.end}, where no word is: leave it out.",
+                "entities",
             )
     if len(text.entities) > (most := int((kinds_of(types) == WORD).sum())):
         raise InvalidRequestError(
-            f"A text has {len(text.entities)} entities, and {most} words that have tokens: send no more than these.",
+            f"entities {text.place} has {len(text.entities)} entities, and the text {most} words that have tokens: "
+            "send no more than these.",
             "entities",
         )
     rows = np.stack([firsts, stops], axis=1).astype(np.float32)

@@ -32,13 +32,13 @@ def test_two_texts_with_other_entities_have_other_digests() -> None:
 
 
 def test_entities_without_words_or_more_than_words_and_long_texts_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="The entity at 10 to 12 has no word"):
+    with pytest.raises(InvalidRequestError, match="entities 0 has one from 10 to 12, where no word is"):
         rows((10, 12))
-    with pytest.raises(InvalidRequestError, match="6 entities, and 5 words that have tokens"):
+    with pytest.raises(InvalidRequestError, match="entities 0 has 6 entities, and the text 5 words that have tokens"):
         rows(*[(0, 3)] * 6)
-    text = EntityText("", [EntityPlace(0, 1)])
-    with pytest.raises(InvalidRequestError, match="has no word"):
+    text = EntityText("", [EntityPlace(0, 1)], 7)
+    with pytest.raises(InvalidRequestError, match="entities 7 has one from 0 to 1, where no word is"):
         entity_words(text, [], TYPES[:0], 4, is_whole=True)
     for most, is_whole in ((3, True), (4, False)):
-        with pytest.raises(InputTooLongError, match="send the part in which the entities stand"):
+        with pytest.raises(InputTooLongError, match=r"input 7 has 4 words.*send the part in which the entities stand"):
             entity_words(text, WORDS, TYPES, most, is_whole=is_whole)

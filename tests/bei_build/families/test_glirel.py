@@ -148,9 +148,9 @@ WRONG: list[tuple[Any, Any, dict[str, Any], str]] = [
     ([], ["a"], {}, "entities has 0 lists for 1 texts"),
     ([[(3, 3)]], ["a"], {}, "entities 0 has one from 3 to 3"),
     ([[(0, 999)]], ["a"], {}, "from 0 to 999, in a text of"),
-    ([[(3, 4), (0, 3)]], ["a"], {}, "The entity at 3 to 4 has no word"),
+    ([[(3, 4), (0, 3)]], ["a"], {}, "entities 0 has one from 3 to 4, where no word is"),
     ([[(0, 1)] * 33], ["a"], {}, "has 33 entities, and the model scores all pairs of up to 32"),
-    ([[(0, 1)] * 32], ["a"], {}, "has 32 entities, and .* words that have tokens"),
+    ([[(0, 1)] * 32], ["a"], {}, "entities 0 has 32 entities, and .* words that have tokens"),
     ([[{"start": 0, "end": 3, "text": "cat"}]], ["a"], {}, "'the' stands and not 'cat': count in code points"),
     ([[{"start": 0, "end": 3, "type": "x"}]], ["a"], {}, "type"),
     ([[{"start": -1, "end": 3}]], ["a"], {}, "start"),
@@ -198,8 +198,9 @@ def test_texts_without_entities_other_questions_and_long_texts_are_refused(model
         with pytest.raises(InvalidRequestError, match=ELSEWHERE):
             model.extract_schema([TEXT], **asked)
     for text in ("word " * (MAX_WORDS + 1), "x" * 5000 + " cat"):
-        with pytest.raises(InvalidRequestError, match="send the part in which the entities stand"):
-            model.extract_relations([text], [places((0, 1), (len(text) - 4, len(text)))], RELATIONS)
+        own = places((0, 1), (len(text) - 4, len(text)))
+        with pytest.raises(InvalidRequestError, match=r"input 1 .*send the part in which the entities stand"):
+            model.extract_relations([TEXT, text], [places((0, 3), (4, 7)), own], RELATIONS)
 
 
 def test_the_route_has_the_same_relations(artifact: Artifact, model: Model) -> None:
