@@ -38,8 +38,8 @@ from bei.tokenizer.entity_text import EntityText
 from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
 
-# About: of a word, with what stands behind it; of a token.
-_WORD_CHARS, _TOKEN_CHARS = 5, 4
+# About: of a word, with what stands behind it; of a token. Tokens of a name beside those of its characters.
+_WORD_CHARS, _TOKEN_CHARS, _NAME_TOKENS = 5, 4, 2
 _LEAST_CHARS = 64  # of a window, however many labels stand in front
 _PER_CANDIDATE = 100  # as many numbers take as long
 
@@ -132,7 +132,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     names = task.labels.names if task.labels else ()
     beside = labels_beside(service, task.labels)
     vectors = await _vectors(service, beside, ticket) if beside else None
-    decoder = _Decoder(task, layout, texts, words, num_around(service, task.labels, task.schema))
+    decoder = _Decoder(task, layout, texts, words, 0 if beside else _tokens_around(service, task))
     outputs = {"span_logits", "label_logits"} if task.schema.classes else {"span_logits"}
     todo = decoder.begin()
     while todo:  # more than once where fewer words fit than the model was trained with, or it counts many instances
@@ -171,7 +171,7 @@ class _Decoder:
     """
 
     def __init__(
-        self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Int32Array], num_around: int
+        self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Int32Array], tokens_around: int
     ) -> None:
         self.lengths = [0] * len(texts)
         self.errors = dict(task.failed or {})
@@ -184,7 +184,7 @@ class _Decoder:
         self._layout = layout
         self._texts = texts
         self._words = words
-        self._num_around = num_around
+        self._tokens_around = tokens_around
         self._thresholds = np.array(task.labels.thresholds if task.labels else (), np.float32)
         self._schema = SchemaReader(task.labels, schema, layout, flat=task.flat) if layout.schema else None
         self._found: defaultdict[int, Found] = defaultdict(Found)  # of texts with windows that are not read yet
@@ -212,7 +212,7 @@ class _Decoder:
         some: list[_Window] = []
         num_scores = 0
         for window in windows:
-            num_tokens = window.stop - window.first + self._num_around // _TOKEN_CHARS
+            num_tokens = window.stop - window.first + self._tokens_around
             num_scores += num_tokens * columns * layout.columns
             if some and num_scores > MOST_SCORES:
                 yield some
@@ -327,6 +327,13 @@ class _Decoder:
             side[text][part.name] = instances_of_text(found.records.get(place, ()), part, self._texts[text], words)
         for asked in schema.classes:
             self.classifications[text][asked.part.name] = asked.chosen(found.classes[asked.part.name])
+
+
+def _tokens_around(service: ModelService, task: ExtractTask) -> int:
+    """Tokens that are read with each window, about: a name of one character has a marker too."""
+    names = len(task.labels.names) if task.labels else 0
+    names += sum(task.schema.sizes) + sum([len(one.part.labels) for one in task.schema.classes])
+    return num_around(service, task.labels, task.schema) // _TOKEN_CHARS + _NAME_TOKENS * names
 
 
 async def _vectors(service: ModelService, labels: Seq[LabelText], ticket: Ticket) -> LabelVectors:

@@ -16,7 +16,7 @@ from bei.service.service import InferenceService
 from bei.tasks import extract as extraction
 from bei.tasks import span_choice, support
 from bei.tasks.extract import ExtractTask, Spans
-from bei.tasks.extract_labels import MOST_LABELS, CheckedLabels, most_vectors
+from bei.tasks.extract_labels import MOST_LABELS, CheckedLabels, extraction_of, most_vectors
 from bei.tasks.schema_forms import AskedSchema
 from tests.bei.server.kinds import save_kind
 from tests.bei.tasks.test_embed import answer_of
@@ -90,7 +90,30 @@ def test_spans_of_large_answers_are_chosen_off_the_event_loop(
     assert (threading.main_thread() in threads) is not is_large
 
 
-@pytest.mark.parametrize("most", [1, 12, 40])
+def test_scores_are_estimated_with_the_tokens_of_short_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 labels of one character have 512 tokens in front of each window, and were estimated at 64."""
+    artifact, engine = save_kind(tmp_path / "spans", "spans")
+    labels = CheckedLabels(tuple("abcde"), (0.9,) * 5)
+    task = ExtractTask(["cat"] * 4, labels=labels)
+    num_inputs: list[int] = []
+    infer = InferenceService.infer
+
+    async def noted(self: InferenceService, request: Any, **asked: Any) -> Any:
+        num_inputs.append(len(request.inputs))
+        return await infer(self, request, **asked)
+
+    async def run(service: InferenceService) -> None:
+        columns = 5 * extraction_of(service).columns
+        monkeypatch.setattr(extraction, "MOST_SCORES", 2 * 12 * columns)  # two texts, with ten tokens of labels each
+        with service.admit(["cat"]) as ticket:
+            await extraction.extract(service, task, ticket=ticket)
+
+    monkeypatch.setattr(InferenceService, "infer", noted)
+    answer_of(artifact, engine, run)
+    assert num_inputs == [2, 2]
+
+
+@pytest.mark.parametrize("most", [1, 24, 60])
 def test_windows_are_read_so_many_at_once_that_their_scores_fit_into_memory(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +130,7 @@ def test_windows_are_read_so_many_at_once_that_their_scores_fit_into_memory(
     monkeypatch.setattr(extraction, "MOST_SCORES", most)
     found = extracted(tmp_path / "again")
     assert (found.spans, found.lengths) == (expected.spans, expected.lengths)
-    assert max(num_inputs) == {1: 1, 12: 2, 40: 4}[most]
+    assert max(num_inputs) == {1: 1, 24: 2, 60: 4}[most]
 
 
 def test_a_text_with_too_many_candidates_fails_the_request_or_alone(
