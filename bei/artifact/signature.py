@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
 from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,9 +61,9 @@ class ArtifactSignature(msgspec.Struct, frozen=True, kw_only=True):
         return fingerprint(self.public_key)
 
 
-def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> ArtifactSignature:
-    """Sign the artifact in ``folder``, whose manifest has ``digest``. The file is written atomically. Raises
-    OSError."""
+def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey, scratch: Path) -> ArtifactSignature:
+    """Sign the artifact in ``folder``, whose manifest has ``digest``. The file is written in ``scratch``, a folder of
+    the same file system, and put in place at once. Raises OSError."""
     public_key = key.public_key().public_bytes_raw()
     record = _Record(
         schema_version=_SCHEMA_VERSION,
@@ -73,10 +72,9 @@ def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> Artifa
         digest=digest,
         signature=base64.b64encode(key.sign(_message(digest))).decode(),
     )
-    with tempfile.TemporaryDirectory(prefix=".signature.", dir=folder) as scratch:
-        file = Path(scratch) / SIGNATURE
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        os.replace(file, folder / SIGNATURE)
+    file = scratch / SIGNATURE
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    os.replace(file, folder / SIGNATURE)
     return ArtifactSignature(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
 
 

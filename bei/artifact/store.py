@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,9 @@ log = logging.getLogger(__name__)
 
 Temperatures = dict[CalibratedTask, float]
 
-_SCRATCH = ".certificate."  # begins the names of folders
+# Folders of new files, by what begins their names (``validation`` allows both), and the one whose files are complete.
+_CERTIFYING, _SIGNING = ".certificate.", ".signature."
+_COMPLETE = f"{_CERTIFYING}complete"
 # Of a digest, in the log.
 SHOWN_DIGITS = 12
 
@@ -144,18 +146,19 @@ def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate,
     certificate, and temperatures (None: as they are).
 
     A lock admits one process at a time, so that none drops what another has written since ``artifact`` was read. Files
-    are replaced one by one, the manifest last: a process killed in between leaves an artifact that fails its hash check
-    and must be copied anew. Raises OSError; ArtifactSignatureError for a signed artifact, whose signature would not
-    match; ArtifactError if another build lies there, or a file of it was changed.
+    are replaced one by one, the manifest last: what a process killed in between leaves is completed by who loads or
+    rewrites the artifact next (``_complete``). Raises OSError; ArtifactSignatureError for a signed artifact, whose
+    signature would not match; ArtifactError if another build lies there, or a file of it was changed.
     """
     path = artifact.path
-    with _alone(path), _scratch(path) as scratch:
+    with _alone(path):
         check_in_place(artifact)
         if os.path.lexists(path / SIGNATURE):
             raise ArtifactSignatureError(
                 f"{path} is signed, and its new manifest would not be: delete {SIGNATURE}, repeat this, and sign again "
                 "with 'bei sign'."
             )
+        _complete(path)
         manifest = load_manifest(path)
         now = msgspec.structs.replace(
             artifact,
@@ -165,22 +168,32 @@ def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate,
         certificate, temperatures = change(now)
         contents = _certificate_files(manifest, certificate)
         manifest = _resealed(manifest, certificate, contents, temperatures)
-        contents[MANIFEST] = _encode(manifest)  # replaced last
-        for name, content in contents.items():
-            (scratch / name).write_bytes(content)
-        for name in contents:
-            os.replace(scratch / name, path / name)
+        contents[MANIFEST] = _encode(manifest)
+        _remove_leftovers(path, _CERTIFYING)
+        with tempfile.TemporaryDirectory(prefix=_CERTIFYING, dir=path) as scratch:
+            for name, content in contents.items():
+                (Path(scratch) / name).write_bytes(content)
+            os.rename(scratch, path / _COMPLETE)
+        _complete(path)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
 
 
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """A folder in ``path`` for new files, once those are gone that killed processes have left. The caller holds the
-    lock."""
-    for left in path.glob(f"{_SCRATCH}*"):
+def _complete(path: Path) -> None:
+    """Replace files by those of a rewrite, the manifest last; a rewrite whose process was killed may have replaced
+    some. The caller holds the lock. Raises OSError."""
+    complete = path / _COMPLETE
+    if complete.is_symlink() or not complete.is_dir():
+        return
+    for name in (CERTIFICATE, CERTIFICATE_PAGE, MANIFEST):
+        with suppress(FileNotFoundError):
+            os.replace(complete / name, path / name)
+    shutil.rmtree(complete, ignore_errors=True)
+
+
+def _remove_leftovers(path: Path, prefix: str) -> None:
+    """Remove folders that killed processes have left. The caller holds the lock."""
+    for left in path.glob(f"{prefix}*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path) as scratch:
-        yield Path(scratch)
 
 
 def _resealed(
@@ -198,27 +211,33 @@ def _resealed(
 def sign(artifact: Artifact, key: Ed25519PrivateKey) -> Artifact:
     """Sign the artifact on disk, replacing any signature. Raises OSError; ArtifactError if its manifest was replaced
     since ``artifact`` was read: a signature says that its files were checked."""
-    with _alone(artifact.path, must_lock=False):  # one file, replaced at once
+    with _alone(artifact.path, must_lock=False) as is_locked:  # one file, replaced at once
+        if is_locked:
+            _complete(artifact.path)
+            _remove_leftovers(artifact.path, _SIGNING)
         if load_manifest(artifact.path).digest != artifact.manifest.digest:
             raise ArtifactError(f"{artifact.path} was changed while it was read: run 'bei sign' again.")
-        signed = write_signature(artifact.path, artifact.manifest.digest, key)
+        with tempfile.TemporaryDirectory(prefix=_SIGNING, dir=artifact.path) as scratch:
+            signed = write_signature(artifact.path, artifact.manifest.digest, key, Path(scratch))
     return msgspec.structs.replace(artifact, signed=signed)
 
 
 @contextmanager
-def _alone(folder: Path, *, must_lock: bool = True) -> Iterator[None]:
-    """A lock on ``folder`` between processes; on a file system without locks none, or OSError if ``must_lock``."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _alone(folder: Path, *, must_lock: bool = True) -> Iterator[bool]:
+    """A lock on ``folder`` between processes; on a file system without locks none (False), or OSError if
+    ``must_lock``."""
+    descriptor, is_locked = os.open(folder, os.O_RDONLY), True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
+            is_locked = False
             if must_lock:
                 raise OSError(
                     f"{folder} cannot be locked ({error.strerror}), so that others could write it too: change a copy "
                     "of it on another file system, and move it there."
                 ) from error
-        yield
+        yield is_locked
     finally:
         os.close(descriptor)
 
@@ -283,7 +302,10 @@ def load(path: Path, *, sealed: bool = False) -> Artifact:
     manifest = load_manifest(path)
     raw = _certificate_if_whole(path, manifest)
     if raw is None:
-        with _alone(path, must_lock=False):  # another process may be replacing the certificate
+        with _alone(path, must_lock=False) as is_locked:  # another process may be replacing the certificate
+            if is_locked:
+                with suppress(OSError):  # whoever cannot write is told what is wrong
+                    _complete(path)
             manifest = load_manifest(path)
             raw = _certificate_if_whole(path, manifest)
     signed = read_signature(path, manifest.digest)

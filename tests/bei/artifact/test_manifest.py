@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,6 +153,38 @@ def test_the_page_is_read_again_with_its_manifest(saved: Artifact, monkeypatch: 
     monkeypatch.setattr(store, "_alone", finish)
     assert load(old.path).without_files() == old
     assert replaced == [old.path]
+
+
+# A process that writes a new certificate, and is killed when it would replace file number sys.argv[2].
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+import msgspec
+from bei.artifact import store
+
+artifact, replace, left = store.load(Path(sys.argv[1])), os.replace, [int(sys.argv[2])]
+
+def replace_or_die(*paths):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+
+os.replace = replace_or_die
+store.recertify(artifact, msgspec.structs.replace(artifact.certificate, device="another device"))
+"""
+
+
+@pytest.mark.parametrize("num_replaced", range(3))
+def test_what_a_process_killed_between_replacing_files_leaves_is_completed(num_replaced: int, saved: Artifact) -> None:
+    path = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", _KILLED, str(saved.path), str(num_replaced)]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
+    found = load(saved.path)
+    assert found.certificate.device == (saved.certificate.device if num_replaced == 0 else "another device")
+    again = store.recertify(found, msgspec.structs.replace(found.certificate, device="a third device"))
+    assert load(saved.path).without_files() == again.without_files()
+    assert not [*saved.path.glob(".certificate.*")]
 
 
 # Refusing what was changed.

@@ -105,6 +105,13 @@ def test_where_no_folder_can_be_locked_artifacts_are_signed_and_nothing_else_of_
     assert store.sign(artifact, keys.key).signed == load(artifact.path).signed is not None
 
 
+def test_what_a_killed_process_has_left_is_removed(signed: Artifact, keys: KeyPair) -> None:
+    (signed.path / ".signature.abcdefgh").mkdir()
+    (signed.path / ".signature.abcdefgh" / SIGNATURE).write_text("half")
+    store.sign(load(signed.path), keys.key)
+    assert not [*signed.path.glob(".signature.*")]
+
+
 def test_another_signature_takes_the_place_of_the_first(signed: Artifact, stranger: KeyPair) -> None:
     store.sign(signed, stranger.key)
     found = load(signed.path).signed
