@@ -86,8 +86,8 @@ class LineFile(ABC):
         self._open = open_file
 
     @abstractmethod
-    def _records(self, lines: Lines) -> Iterator[Record]:
-        """The rows of ``lines``."""
+    def _records(self, lines: Lines, columns: Seq[str]) -> Iterator[Record]:
+        """The rows of ``lines``. ``columns``: of which a row has one value."""
 
     def _begun(
         self,
@@ -96,8 +96,8 @@ class LineFile(ABC):
         seen: Callable[[bytes], object] | None = None,
         columns: Seq[str] = (),
     ) -> Iterator[Record]:
-        """The rows from ``offset`` on, 0 or where a row begins. ``columns``: of which a row has one value."""
-        return self._records(Lines(stream, offset, seen))
+        """The rows from ``offset`` on, 0 or where a row begins. ``columns``: as ``_records`` has them."""
+        return self._records(Lines(stream, offset, seen), columns)
 
     @classmethod
     @abstractmethod
@@ -159,16 +159,7 @@ class JsonLines(LineFile):
             fields.append((name, pa.string() if pa.types.is_null(found) else found))
         return pa.schema(fields)
 
-    def _begun(
-        self,
-        stream: IO[bytes],
-        offset: int,
-        seen: Callable[[bytes], object] | None = None,
-        columns: Seq[str] = (),
-    ) -> Iterator[Record]:
-        return self._records(Lines(stream, offset, seen), columns)
-
-    def _records(self, lines: Lines, columns: Seq[str] = ()) -> Iterator[Record]:
+    def _records(self, lines: Lines, columns: Seq[str]) -> Iterator[Record]:
         keys = {msgspec.json.encode(name): name for name in columns}
         for line in lines:
             num_bytes = lines.stop - lines.start
@@ -212,7 +203,7 @@ class TextLines(LineFile):
             )
         return pa.schema([])
 
-    def _records(self, lines: Lines) -> Iterator[Record]:
+    def _records(self, lines: Lines, columns: Seq[str]) -> Iterator[Record]:
         for line in lines:
             num_bytes = lines.stop - lines.start
             text, error = ("", _too_long()) if line is None else _decoded(line)
@@ -251,7 +242,7 @@ class CsvRecords(LineFile):
         names = self._header(_CsvLines(lines))
         return self._named(lines if offset <= lines.stop else Lines(stream, offset, seen), names)
 
-    def _records(self, lines: Lines) -> Iterator[Record]:
+    def _records(self, lines: Lines, columns: Seq[str]) -> Iterator[Record]:
         return self._named(lines, self._header(_CsvLines(lines)))
 
     def _named(self, lines: Lines, names: Seq[str]) -> Iterator[Record]:
