@@ -117,16 +117,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     layout = extraction_of(service)
     texts = [str(text) if not isinstance(text, EntityText) else text for text in task.inputs]
     if task.schema.of_entities:
-        relations, lengths, errors = await related(service, texts, task.schema, task.failed, ticket)
-        return Spans(
-            lengths,
-            [],
-            errors,
-            spans=[[] for _ in texts],
-            structures=[{} for _ in texts],
-            relations=relations,
-            classifications=[{} for _ in texts],
-        )
+        return await _between_entities(service, texts, task, ticket)
     num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     names = task.labels.names if task.labels else ()
@@ -144,14 +135,20 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
         answer = await service.infer(request, ticket=ticket, outputs=outputs)
         most = sum(row["span_logits"].size for row in answer.rows)  # candidates
         todo += await off_loop_if_large(partial(decoder.read, step, answer), most * _PER_CANDIDATE)
+    return decoder.result()
+
+
+async def _between_entities(service: ModelService, texts: Seq[str], task: ExtractTask, ticket: Ticket) -> Spans:
+    """Relations alone, between entities that the texts name."""
+    relations, lengths, errors = await related(service, texts, task.schema, task.failed, ticket)
     return Spans(
-        decoder.lengths,
+        lengths,
         [],
-        decoder.errors,
-        spans=decoder.spans,
-        structures=decoder.structures,
-        relations=decoder.relations,
-        classifications=decoder.classifications,
+        errors,
+        spans=[[] for _ in texts],
+        structures=[{} for _ in texts],
+        relations=relations,
+        classifications=[{} for _ in texts],
     )
 
 
@@ -190,6 +187,18 @@ class _Decoder:
         self._found: defaultdict[int, Found] = defaultdict(Found)  # of texts with windows that are not read yet
         self._unread: Counter[int] = Counter()  # windows, by text
         self._num_candidates = 0  # of texts before
+
+    def result(self) -> Spans:
+        """All that was read."""
+        return Spans(
+            self.lengths,
+            [],
+            self.errors,
+            spans=self.spans,
+            structures=self.structures,
+            relations=self.relations,
+            classifications=self.classifications,
+        )
 
     def begin(self) -> list[_Step]:
         """All windows of texts without errors, the last first, so many at once that their scores are not too many."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from collections.abc import Sequence as Seq
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -139,14 +139,7 @@ def checked_request(
             )
         return None, _between_entities(relations, threshold, service, MOST_PAIRED // layout.max_entities)
     for name, given in schema:
-        if given is None:
-            continue
-        if not layout.schema:
-            raise InvalidRequestError(
-                f"{service.name} finds spans for labels alone, GLiNER2 {name} too: leave {name} out.", name
-            )
-        if not given:
-            raise InvalidRequestError(f"{name} is empty: name what to find, or leave it out.", name)
+        _check_form(name, given, layout, service)
     if labels is None and not any(given for _, given in schema):
         raise InvalidRequestError("labels is missing: name what to find.", "labels")
     if labels is None and isinstance(threshold, Mapping) and threshold:
@@ -157,6 +150,18 @@ def checked_request(
     checked = None if labels is None else checked_labels(labels, threshold, service)
     found = _schema(structures or {}, relations or (), least, service)
     return checked, found._replace(classes=checked_classes(classifications, service) if classifications else ())
+
+
+def _check_form(name: str, given: Sized | None, layout: Extraction, service: ModelService) -> None:
+    """Raise InvalidRequestError where the form ``name`` is ``given`` empty, or to a model that reads no schema."""
+    if given is None:
+        return
+    if not layout.schema:
+        raise InvalidRequestError(
+            f"{service.name} finds spans for labels alone, GLiNER2 {name} too: leave {name} out.", name
+        )
+    if not given:
+        raise InvalidRequestError(f"{name} is empty: name what to find, or leave it out.", name)
 
 
 def _between_entities(

@@ -32,7 +32,7 @@ class EntityText(str):
 
 
 def entity_words(
-    text: EntityText, words: Seq[tuple[int, int]], types: Int32Array, most_words: int, *, is_whole: bool
+    text: EntityText, words: Seq[Seq[int]], types: Int32Array, most_words: int, *, is_whole: bool
 ) -> LabelVectors:
     """The first word of each entity, and one past its last: all that it touches (``bei.engine.entity_pairs``).
 

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -134,23 +135,11 @@ def encode_words(
             "shorter labels.",
             prompt.parts[0].param if prompt.parts else "labels",
         )
-    in_front = 0
-    for piece in around.pieces:
-        if piece.text is not None:
-            break
-        in_front += len(piece.ids)
+    in_front = sum(len(piece.ids) for piece in takewhile(lambda piece: piece.text is None, around.pieces))
     encodings = []
     for text in texts:
         check()
-        longest = room * _MOST_CHARS_PER_TOKEN
-        if prompt.layout.schema and not text.endswith(_ENDS):
-            text += "."
-        spans = word_spans(text, prompt.layout).tolist()
-        if prompt.layout.schema:
-            spans = spans[: prompt.layout.max_words]  # a full window has no room for the full stop, in gliner2 too
-        words = [text[start : min(stop, start + longest)] for start, stop in spans]
-        if prompt.layout.schema:
-            words = [*prompt.words, *(word.lower() for word in words)]
+        spans, words = _words_of(text, prompt, room * _MOST_CHARS_PER_TOKEN)
         tokens, word_ids = _first_tokens(tokenizer, words, room, check)
         numbers = np.array(word_ids, np.int64)
         kept, kinds, is_whole = _whole_words(numbers, len(words), room, len(prompt.words))
@@ -170,6 +159,19 @@ def encode_words(
             beside = entity_words(text, spans, kinds, prompt.layout.max_words, is_whole=is_whole)
         encodings.append(Encoding(ids, types, truncated=not is_whole, label_vectors=beside))
     return encodings
+
+
+def _words_of(text: str, prompt: LabelPrompt, longest: int) -> tuple[list[list[int]], list[str]]:
+    """The places of ``text``'s words, and the words that the model reads: of each at most ``longest`` characters,
+    behind those of the prompt."""
+    schema = prompt.layout.schema
+    if schema and not text.endswith(_ENDS):
+        text += "."
+    spans: list[list[int]] = word_spans(text, prompt.layout).tolist()
+    if schema:
+        spans = spans[: prompt.layout.max_words]  # a full window has no room for the full stop, in gliner2 too
+    words = [text[start : min(stop, start + longest)] for start, stop in spans]
+    return spans, [*prompt.words, *(word.lower() for word in words)] if schema else words
 
 
 def _first_tokens(
