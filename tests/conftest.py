@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -22,5 +23,22 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    _freeze()
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Looking for garbage in what torch and transformers have imported meanwhile takes a quarter of a second, and
+    engines look for it whenever they are closed."""
+    if len(sys.modules) > _Frozen.num_modules + 200:
+        gc.collect()
+        _freeze()
+
+
+class _Frozen:
+    num_modules = 0
+
+
+def _freeze() -> None:
+    gc.freeze()
+    _Frozen.num_modules = len(sys.modules)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +9,6 @@ import pytest
 from bei.artifact.manifest import OutputInfo
 from tests.bei.engine.tensorrt.rig import OUTPUTS, Graphs, Rig
 from tests.bei_build.targets.tiny import HIDDEN, VOCABULARY, tiny_spec, with_heads_on_tokens
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _short_collections() -> Iterator[None]:
-    """Excludes shared objects, mainly modules, from the garbage collections of every test (``Rig.check_clean``)."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
