@@ -21,8 +21,9 @@ from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 from bei_build.reference import held_out
+from bei_build.reference.held_out_images import HeldOutImage, held_out_images
 from bei_build.tokenizer.token_comparison import Probes, make_probes
-from bei_build.verification import questions
+from bei_build.verification import images, questions
 
 CALIBRATION_SIZE = 16  # texts, of int8
 
@@ -48,8 +49,9 @@ def build_artifact(
 ) -> Artifact:
     """Build ``checkpoint`` into ``out`` (target cpu, FP32 unless told otherwise) and load it as a server would.
 
-    Verified with every sixth held-out text unless with ``all_texts``, and tokens compared in every eighth text unless
-    with ``all_texts`` or ``all_tokens``: most of a tiny model's build goes into those.
+    Verified with every sixth held-out text and every seventh image, which are of all sizes and nearly all formats,
+    unless with ``all_texts``, and tokens compared in every eighth text unless with ``all_texts`` or ``all_tokens``:
+    most of a tiny model's build goes into those.
     INT8 is calibrated with few texts unless told otherwise. Retrieval is left out unless it is asked for (None: as a
     build decides): a tiny model's order is chance.
     """
@@ -63,10 +65,15 @@ def build_artifact(
     probes = make_probes if all_texts or all_tokens else _few_probes
     with (
         mock.patch.object(held_out, "held_out_texts", return_value=texts),
+        mock.patch.object(images, "held_out_images", held_out_images if all_texts else _few_images),
         mock.patch.object(questions, "make_probes", probes),
     ):
         build(config, open_engine, silent())
     return load(out)
+
+
+def _few_images() -> tuple[HeldOutImage, ...]:
+    return held_out_images()[::7]
 
 
 def _few_probes(*asked: Any) -> Probes:

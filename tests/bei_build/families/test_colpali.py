@@ -121,7 +121,7 @@ def test_the_certificate_compares_images_with_the_librarys_class(artifact: Artif
     images = artifact.certificate.images
     assert images
     assert images.reference.startswith("transformers, FP32")
-    assert images.num_images == len(FILES)
+    assert images.num_images == len(FILES[::7])  # those of ``build_artifact``
     assert images.output is not None
     assert images.output.output == "token_embedding"
     assert artifact.certificate.reference.startswith("transformers, FP32")
