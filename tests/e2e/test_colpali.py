@@ -43,7 +43,7 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES])
+@pytest.fixture(scope="module")
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
@@ -63,7 +63,7 @@ def expected(family: Family, checkpoint: Path) -> list[Float32Array]:
     return family.rows(checkpoint, FILES, TEXTS)
 
 
-@pytest.fixture(scope="module", params=["front ends", "devices"])
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, artifact: Artifact, env: Mapping[str, str], home: Path) -> Iterator[Server]:
     flags: list[object] = ["--http-workers", 2]
     if request.param == "devices":
@@ -75,6 +75,19 @@ def server(request: pytest.FixtureRequest, artifact: Artifact, env: Mapping[str,
         yield opened
 
 
+# The first tier takes vectors of tokens on one side, and images in their own proportions on the other.
+_SLOW = [("colpali", "front ends"), ("qwen3_vl", "devices"), ("colqwen2", "front ends"), ("colqwen2", "devices")]
+
+
+@pytest.mark.parametrize(
+    ("family", "server"),
+    [
+        ("colpali", "devices"),
+        ("qwen3_vl", "front ends"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in _SLOW),
+    ],
+    indirect=True,
+)
 def test_vectors_are_those_of_the_library_whichever_process_computes_them(
     server: Server, family: Family, expected: list[Float32Array]
 ) -> None:
@@ -92,6 +105,12 @@ def test_vectors_are_those_of_the_library_whichever_process_computes_them(
         list(pool.map(asked, range(12)))
 
 
+_EVERY = pytest.mark.parametrize(
+    "family", ["colpali", "qwen3_vl", pytest.param("colqwen2", marks=pytest.mark.slow)], indirect=True
+)
+
+
+@_EVERY
 def test_a_job_over_a_column_of_images_has_the_librarys_vectors(
     artifact: Artifact,
     family: Family,
@@ -113,6 +132,7 @@ def test_a_job_over_a_column_of_images_has_the_librarys_vectors(
         np.testing.assert_allclose(np.array(vectors), expected[index % len(FILES)], atol=2e-4)
 
 
+@_EVERY
 def test_a_column_of_images_is_refused_for_other_tasks(
     artifact: Artifact, family: Family, env: Mapping[str, str], home: Path, tmp_path: Path
 ) -> None:

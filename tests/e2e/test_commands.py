@@ -16,7 +16,7 @@ from bei import __version__
 from bei.artifact.manifest import Artifact
 from tests.e2e import process
 from tests.e2e.conftest import StartServer
-from tests.e2e.process import DEADLINE_S, Server, serve
+from tests.e2e.process import DEADLINE_S, serve
 from tests.support.builds import build_artifact
 
 
@@ -47,8 +47,8 @@ def test_tune_measures_an_artifact_and_keeps_the_result(tiny: Artifact, env: Map
     assert str(tmp_path / "cache" / "costs") in result.stdout
 
 
-def test_a_checkpoint_is_built_once_and_the_second_start_finds_it(
-    checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+def test_a_checkpoint_is_built_once_the_second_start_finds_it_and_nothing_is_reported_to_anybody(
+    checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path: Path
 ) -> None:
     arguments = [checkpoint, "--precision", "fp32", "--cache-dir", tmp_path / "cache"]
     built = "is a checkpoint: building it into"
@@ -64,6 +64,7 @@ def test_a_checkpoint_is_built_once_and_the_second_start_finds_it(
         assert not any(built in line for line in second.log)
     listed = process.run(["cache", "list", "--json", "--cache-dir", tmp_path / "cache"], env, tmp_path)
     assert [(one["kind"], one["in_use"]) for one in json.loads(listed.stdout)["entries"]] == [("artifact", False)]
+    assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its client id
 
 
 @pytest.mark.parametrize("flags", [(), ("--access-log",)])
@@ -74,15 +75,6 @@ def test_requests_are_logged_where_asked_for(gated: StartServer, flags: tuple[st
     server.send_signal(signal.SIGTERM)
     assert server.wait_exit() == 0
     assert any("POST /v1/embeddings" in line for line in server.log) == bool(flags)
-
-
-def test_building_and_serving_report_nothing_to_anybody(
-    tiny: Artifact, server: Server, checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path: Path
-) -> None:
-    built = process.run(["build", checkpoint, "--out", tmp_path / "out", "--reference", "engine"], env, tmp_path)
-    assert built.returncode == 0, built.stderr
-    assert server.embed("the cat").status_code == 200
-    assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its client id
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.e2e.process import DEADLINE_S, Server, run, serve
+from tests.e2e.process import DEADLINE_S, Server, serve
+from tests.support.builds import build_artifact
 from tests.support.late_interaction import Settings, encode, save_colbert
 
 SETTINGS = Settings()
@@ -27,10 +28,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def colbert(
     checkpoint: Path, env: Mapping[str, str], home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    out = tmp_path_factory.mktemp("artifacts") / "colbert"
-    built = run(["build", checkpoint, "--out", out, "--precision", "fp32"], env, home)
-    assert built.returncode == 0, built.stderr
-    with serve([out], env, home) as server:
+    artifact = build_artifact(checkpoint, tmp_path_factory.mktemp("artifacts") / "colbert")
+    with serve([artifact.path], env, home) as server:
         yield server
 
 
