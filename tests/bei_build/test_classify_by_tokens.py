@@ -50,9 +50,9 @@ def test_scores_are_the_softmax_of_transformers_logits(name: str, tokens: tuple[
     folder = saved(tmp_path / "checkpoint", name)
     if name == "Gemma2ForCausalLM" and len(tokens) > 2:
         with pytest.raises(ConfigError, match="compares two of such at most"):
-            build_artifact(folder, tmp_path / "artifact", score_tokens=tokens, **ASKED)
+            build_artifact(folder, tmp_path / "artifact", score_tokens=tokens, **ASKED, verify=False)
         return
-    artifact = build_artifact(folder, tmp_path / "artifact", score_tokens=tokens, max_seq_len=48, **ASKED)
+    artifact = build_artifact(folder, tmp_path / "artifact", score_tokens=tokens, max_seq_len=48, **ASKED, verify=False)
     assert artifact.manifest.tasks == ["classify"]
     with Model(artifact.path, tune="off") as model:
         found = model.classify(TEXTS)
@@ -64,7 +64,7 @@ def test_scores_are_the_softmax_of_transformers_logits(name: str, tokens: tuple[
 def test_answers_are_judged_with_their_questions_on_every_route(tmp_path: Path) -> None:
     folder = saved(tmp_path / "checkpoint", "Qwen3ForCausalLM")
     settings = {**ABOUT_ANSWERS, "score_tokens": ("t", "he"), "score_labels": ("unsafe",), "max_seq_len": 48}
-    artifact = build_artifact(folder, tmp_path / "artifact", **settings)
+    artifact = build_artifact(folder, tmp_path / "artifact", **settings, verify=False)
     share = expected(folder, artifact, "Q: hello A: the {text}", ("t", "he"))[0]
     app = App((artifact, open_engine(artifact.engine_dir, artifact.manifest)))
     pair = ["hello", "the {text}"]
@@ -92,7 +92,7 @@ def test_single_texts_are_judged_by_v1_classify(tmp_path: Path) -> None:
     folder = saved(tmp_path / "checkpoint", "Qwen3ForCausalLM")
     tokens = ("t", "he", "in")
     settings = {**ASKED, "score_tokens": tokens, "score_labels": ("safe", "unsafe", "unsure"), "max_seq_len": 48}
-    artifact = build_artifact(folder, tmp_path / "artifact", **settings)
+    artifact = build_artifact(folder, tmp_path / "artifact", **settings, verify=False)
     app = App((artifact, open_engine(artifact.engine_dir, artifact.manifest)))
     try:
         body = json.dumps({"input": "hello"}).encode()

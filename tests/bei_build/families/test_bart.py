@@ -27,7 +27,7 @@ def test_a_classifier_reads_the_last_end_of_a_sentence(name: str, tmp_path: Path
     folder = saved(tmp_path / "checkpoint", name)
     texts = ([0, 5, END, END, 6, 7, END, 4], [0, 9, END], [END, 8, 9, 10, 11, 12], [END])
     encodings = [Encoding(np.array(ids, np.int32)) for ids in texts]
-    rows, alone = run(build_artifact(folder, tmp_path / "artifact"), "logits", encodings)
+    rows, alone = run(build_artifact(folder, tmp_path / "artifact", verify=False), "logits", encodings)
     expected = hf_outputs(folder, case_named(name), encodings)
     np.testing.assert_allclose(rows, expected, atol=1e-5)
     np.testing.assert_allclose(alone, expected, atol=1e-5)

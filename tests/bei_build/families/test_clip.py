@@ -55,7 +55,7 @@ def test_a_whole_checkpoint_gives_its_text_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ids", "place"), [([7, 9, 5, 9, 3], 1), ([7, 5, 3], 0), ([9], 0), ([4, 6, 9], 2)])
 def test_the_first_end_of_text_counts(ids: list[int], place: int, tmp_path: Path) -> None:
     folder = saved(tmp_path / "clip", "CLIPTextModel")
-    artifact = build_artifact(folder, tmp_path / "artifact", token_embeddings=True)
+    artifact = build_artifact(folder, tmp_path / "artifact", token_embeddings=True, verify=False)
     texts = [Encoding(np.array(ids, np.int32)), *random_encodings((9,), _TEXT["vocab_size"])]
     with running(artifact) as engine:
         alone = embed(engine, texts[:1])[0]

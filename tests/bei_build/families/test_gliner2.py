@@ -111,7 +111,7 @@ def test_tokens_of_the_model_in_labels_are_refused(model: Model) -> None:
 
 def test_a_model_that_classifies_alone_has_the_same_scores(model: Model, tmp_path: Path) -> None:
     folder = save_gliner2(tmp_path / "checkpoint", counting_layer="count_lstm_v2")
-    artifact = build_artifact(folder, tmp_path / "artifact", task="zero_shot")
+    artifact = build_artifact(folder, tmp_path / "artifact", task="zero_shot", verify=False)
     assert artifact.manifest.tasks == ["zero_shot"]
     with Model(artifact.path, tune="off") as alone:
         np.testing.assert_allclose(

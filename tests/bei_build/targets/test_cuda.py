@@ -242,7 +242,7 @@ def rows_of(artifact: Artifact, output: str, encodings: list[Encoding]) -> tuple
 
 def check_parity(case: Case, folder: Path) -> Artifact:
     saved = save(case, folder / "checkpoint")
-    artifact = twin_of(saved.folder, folder / "artifact")
+    artifact = twin_of(saved.folder, folder / "artifact", verify=False)  # compared here
     expected = pooled(case, saved.rows, None)
     in_one_batch, alone = rows_of(artifact, case.output, saved.encodings)
     assert difference(in_one_batch, expected) <= TOLERANCE
@@ -268,8 +268,7 @@ def test_the_engine_equals_the_hf_class_in_batches_and_alone(name: str, tmp_path
 def test_in_16_bits_it_stays_close(precision: str, tmp_path: Path) -> None:
     case = BY_NAME["BertForTokenClassification"]
     saved = save(case, tmp_path / "checkpoint")
-    # Logits of random weights are too close to each other for the certificate.
-    artifact = twin_of(saved.folder, tmp_path / "artifact", precision=precision, allow_below_threshold=True)
+    artifact = twin_of(saved.folder, tmp_path / "artifact", precision=precision, verify=False)
     actual, _ = rows_of(artifact, case.output, saved.encodings)
     expected = pooled(case, saved.rows, None)
     assert least_cosine(case, actual, expected) >= 0.999
