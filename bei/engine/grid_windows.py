@@ -53,16 +53,26 @@ class Windows(NamedTuple):
         return f"{_START}{part}_{self.side}{_OF_BLOCKS}{self.block_side}"
 
 
+def is_window(name: str) -> bool:
+    """True for a name of one of the tensors of windows."""
+    return name.startswith(_START)
+
+
+def windows_of(name: str) -> Windows:
+    """Those that such a name is of."""
+    side, _, block_side = name.rpartition(_OF_BLOCKS)
+    return Windows(int(side.rpartition("_")[2]), int(block_side))
+
+
 def window_inputs(
     names: Collection[str], batch: PackedBatch, size: int, fits: Callable[[int], int]
 ) -> dict[str, Int32Array | Float32Array]:
     """The tensors of ``names`` that are of windows, for T' = ``size`` tokens; ``fits`` rounds W' and V' up. Filler
     windows have one patch, token 0; filler tokens have slot 0."""
-    wanted = [name for name in names if name.startswith(_START)]
+    wanted = [name for name in names if is_window(name)]
     if not wanted:
         return {}
-    side, _, block_side = wanted[0].rpartition(_OF_BLOCKS)
-    windows = Windows(int(side.rpartition("_")[2]), int(block_side))
+    windows = windows_of(wanted[0])
     numbers = _numbers(windows, batch)
     order, counts = np.argsort(numbers, kind="stable"), np.bincount(numbers)
     starts = np.cumsum(counts) - counts

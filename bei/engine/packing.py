@@ -120,6 +120,12 @@ def has_fixed_width(name: str) -> bool:
     return any(start in name for start in (_PIXEL_LEVELS, _LABEL_VECTORS, _IMAGE_FEATURES, image_positions.NAME))
 
 
+def is_sized(batch: PackedBatch, names: Collection[str]) -> bool:
+    """True if ``Sizes`` say all dimensions of the tensors ``names`` of ``batch``. They say not how many rows of images
+    a decoder reads, nor how many windows images have."""
+    return batch.features is None and not any(map(grid_windows.is_window, names))
+
+
 def can_share(names: Collection[str]) -> bool:
     """True if a graph that reads ``names`` takes batches with shared tokens: its attention finds the keys of each
     sequence (``pad_index``, or ``SHARED_KEYS``), and no token knows which sequence it is in.
@@ -158,7 +164,7 @@ def graph_inputs(
     - ``pixel_levels_N`` float32 [T', N]: per token of an image, the levels (0 to 255) of its patch; zeros where the
       batch has none.
     - ``image_features_N`` float32 [R', N], ``feature_slots`` [T']: rows of the image tower behind one of zeros, and per
-      token the row that stands for it; 0: its id does. Without images the row of zeros is the only one.
+      token the row that stands for it; 0: its id does. Without images all rows are zeros.
     - ``time_ids``, ``row_ids``, ``column_ids``, and these with ``_of_blocks_N`` [T']: ``bei.engine.grid_positions``.
     - ``image_window_...``: ``bei.engine.grid_windows``.
     - ``position_shares_N``, ``position_shares_N_aligned_M`` float32 [T', N * N]: ``bei.engine.image_positions``.
@@ -432,11 +438,11 @@ def _levels(width: int, batch: PackedBatch, size: int) -> Float32Array:
 def _features(width: int, batch: PackedBatch, size: int) -> tuple[Float32Array, Int32Array]:
     """Rows of the image tower behind one of zeros, float32 [R', width], and the row of each token, int32 [size]."""
     slots, table = np.zeros(size, np.int32), batch.features
-    if table is None:
-        return np.zeros((1, width), np.float32), slots
-    slots[: batch.num_tokens] = table.slots
-    rows = np.zeros((bucket(len(table.rows) + 1), width), np.float32)
-    rows[1 : len(table.rows) + 1] = table.rows
+    num_rows = 0 if table is None else len(table.rows)
+    rows = np.zeros((bucket(num_rows + 1), width), np.float32)
+    if table is not None:
+        slots[: batch.num_tokens] = table.slots
+        rows[1 : num_rows + 1] = table.rows
     return rows, slots
 
 

@@ -227,7 +227,7 @@ def _image_tower(
             "read"
         )
         return None
-    check_buildable(config, precision, compiler, has_texts=True, for_decoder=images.sequence is not None)
+    check_buildable(config, precision, compiler, has_texts=True)
     limits_of(config, compiler, images.checkpoint.max_seq_len)
     images.checkpoint.weights().close()
     return images

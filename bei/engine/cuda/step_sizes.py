@@ -8,7 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from bei.core import Limits, PackedBatch
-from bei.engine.packing import Sizes, bucket
+from bei.engine.packing import Sizes, bucket, is_sized
+from bei.engine.recorded_steps import equal_texts
 
 # torch.export specializes sizes 0 and 1, so packages take at least two sequences.
 LEAST_SEQUENCES = 2
@@ -37,10 +38,12 @@ def eager_sizes(batch: PackedBatch) -> Sizes:
 
 
 def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:
-    """Sizes to record, the smallest steps first: they gain most.
+    """Sizes to record, the smallest steps first: they gain most. None where steps have dimensions beside them.
 
     Without padding, the longest sequence adds no cost, so that it may be as long as all tokens together.
     """
+    if not is_sized(equal_texts(1, 1), inputs):
+        return []
     found = []
     for tokens in _powers_of_two(_LEAST_TOKENS, min(_MOST_TOKENS, limits.max_num_tokens)):
         tokens += _ROOM
@@ -62,6 +65,8 @@ def smallest_fitting(
     recorded: Iterable[tuple[Sizes, StepT]], batch: PackedBatch, inputs: Sequence[str]
 ) -> StepT | None:
     """The step of least work among those that hold ``batch``; None if none does."""
+    if not is_sized(batch, inputs):
+        return None
     holding = [(_work(sizes, inputs), step) for sizes, step in recorded if sizes.holds(batch, inputs)]
     return min(holding, key=lambda one: one[0])[1] if holding else None
 

@@ -53,11 +53,12 @@ class TensorRTEngine:
             raise EngineError(f"The manifest of {manifest.name} does not describe its plan. Build the artifact again.")
         records = options.cuda_graphs > 0
         self._graph_bytes = options.cuda_graphs * MEGABYTE if manifest.target == "tensorrt" else 0
-        planned = planned_sizes(about.profiles[0], manifest.max_seq_len) if records else []
-        self._planned = planned if self._graph_bytes else []
         with ExitStack() as resources:
             self._plan = LoadedPlan(trt, folder, about, manifest.outputs)
             resources.callback(self._plan.close)
+            inputs = self._plan.input_names
+            planned = planned_sizes(about.profiles[0], manifest.max_seq_len, inputs) if records else []
+            self._planned = planned if self._graph_bytes else []
             streams = [
                 PlanStream(self._cuda, self._plan, resources, own_sizes=[] if self._graph_bytes else planned)
                 for _ in range(options.num_streams)
@@ -75,7 +76,7 @@ class TensorRTEngine:
                 token_buckets=tuple(sorted({sizes.tokens for sizes in planned})),
                 memory_bytes=self._plan.weight_bytes + sum(stream.device_bytes for stream in streams),
                 is_replaceable=False,  # a new one would share the CUDA context, where a stuck kernel blocks loading
-                unshared=why_unshared(self._plan.input_names, is_causal=manifest.spec.attention == "causal"),
+                unshared=why_unshared(inputs, is_causal=manifest.spec.attention == "causal"),
             )
             self._resources = resources.pop_all()
 

@@ -164,6 +164,11 @@ class ModelSpec:
         return expanded(encoding, Expansion(self.filling_id, self.embeddings.max_positions, attended=True))
 
     @property
+    def joins_rows(self) -> bool:
+        """True if rows of some tokens become one: of so many tokens a step must have a multiple."""
+        return any(isinstance(layer, JoinRowsSpec) for head in self.heads for layer in head.token_layers)
+
+    @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Attention specs of all layers, the decoder's included, in the order in which they run."""
         layers = (*self.layers, *(self.decoder.layers if self.decoder else ()))

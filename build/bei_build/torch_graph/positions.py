@@ -33,9 +33,11 @@ class Rotation(nn.Module):
         self._has_long = turns_long_texts(spec, max_seq_len)
         self._axes = columns_of_axes(spec)
         self.reads = tuple(self._axes) or ("position_ids", *(("token_seq_lens",) if self._has_long else ()))
+        # Buffers: AOTInductor takes no tensors that forward makes of lists.
         self.order: Tensor
         order = np.argsort([column for columns in self._axes.values() for column in columns])
-        self.register_buffer("order", torch.from_numpy(order).to(device), persistent=False)
+        for name, index in {**self._axes, "order": order}.items():
+            self.register_buffer(name, torch.from_numpy(np.array(index)).to(device), persistent=False)
         angles = rotation_angles(spec, max_seq_len)
         for name, function in (("cos", np.cos), ("sin", np.sin)):
             table = torch.from_numpy((function(angles) * spec.factor).astype(np.float32))
@@ -78,7 +80,7 @@ class Rotation(nn.Module):
         """The rows of ``table`` of every token, each column at the token's place on its axis."""
         if not self._axes:
             return table.index_select(0, self._rows(step))
-        parts = [table[:, columns].index_select(0, step[axis]) for axis, columns in self._axes.items()]
+        parts = [table.index_select(1, getattr(self, axis)).index_select(0, step[axis]) for axis in self._axes]
         return torch.cat(parts, 1).index_select(1, self.order)
 
     def _rows(self, step: PackedStep) -> Tensor:

@@ -40,22 +40,18 @@ _CANARY = "ramps and squares"
 # The drawn images are far below these.
 _LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
 _TARGETS = ("cpu", "cuda", "cuda-twin", "tensorrt", "tensorrt-rtx")
-_TARGETS_OF_DECODERS = ("cpu",)
 
 
-def check_buildable(
-    config: BuildConfig, precision: str, compiler: Compiler, *, has_texts: bool, for_decoder: bool = False
-) -> None:
+def check_buildable(config: BuildConfig, precision: str, compiler: Compiler, *, has_texts: bool) -> None:
     """Raise ConfigError or MissingDependencyError for an image tower that could not be built. ``has_texts``: a text
-    tower is built beside it. ``for_decoder``: which reads the tower's states."""
+    tower, or a decoder that reads the tower's states, is built beside it."""
     target = config.target
     check_able("Building a model that reads images")
     otherwise = ", or the text tower alone with --no-images" if has_texts else ""
-    targets = _TARGETS_OF_DECODERS if for_decoder else _TARGETS
-    if target not in targets:
-        what = "Image towers whose states a decoder reads" if for_decoder else "Image towers"
+    if target not in _TARGETS:
         raise ConfigError(
-            f"{what} are built for the targets {', '.join(targets)}, not for {target}: use --target cpu{otherwise}."
+            f"Image towers are built for the targets {', '.join(_TARGETS)}, not for {target}: use --target "
+            f"cpu{otherwise}."
         )
     if (absent := compiler.cannot_run()) is not None:
         raise ConfigError(

@@ -152,7 +152,7 @@ def test_a_build_without_verification_keeps_the_canary_image(checkpoint: Path, t
 def test_both_graphs_give_the_librarys_vectors_outside_of_openvino(
     core: AttentionCore, checkpoint: Path, expected: list[Float32Array], tmp_path: Path
 ) -> None:
-    """Images and queries in one step: ONNX Runtime, and PyTorch's module, which no target builds yet."""
+    """Images and queries in one step: ONNX Runtime, and PyTorch's module."""
     decoder = read(checkpoint)
     images = read_image_tower(decoder)
     assert images is not None
@@ -467,7 +467,6 @@ def test_an_image_of_other_tokens_is_refused(checkpoint: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda-twin"}, "a decoder reads are built for the targets cpu"),
         ({"precision": "int8"}, "not quantized"),
         ({"texts": False}, "--no-texts"),
         ({"task": "embed"}, "leave task and pooling out"),
@@ -476,7 +475,7 @@ def test_an_image_of_other_tokens_is_refused(checkpoint: Path, tmp_path: Path) -
         ({"attention": "causal"}, "no causal attention"),
         ({"score_tokens": ("a",)}, "no scores of tokens"),
     ],
-    ids=["target", "int8", "images alone", "task", "pooling", "length", "attention", "score tokens"],
+    ids=["int8", "images alone", "task", "pooling", "length", "attention", "score tokens"],
 )
 def test_other_builds_are_refused_by_name(
     options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path

@@ -127,7 +127,7 @@ def test_the_canary_is_a_vector_that_has_seen_the_image(
 def test_both_graphs_give_the_librarys_vectors_outside_of_openvino(
     core: AttentionCore, checkpoint: Path, expected: list[Float32Array], tmp_path: Path
 ) -> None:
-    """Images and queries in one step: ONNX Runtime, and PyTorch's module, which no target builds yet."""
+    """Images and queries in one step: ONNX Runtime, and PyTorch's module."""
     decoder = read(checkpoint)
     images = read_image_tower(decoder)
     assert images is not None
@@ -359,12 +359,11 @@ def test_other_processors_are_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda-twin"}, "a decoder reads are built for the targets cpu"),
         ({"texts": False}, "--no-texts"),
         ({"task": "embed"}, "leave task and pooling out"),
         ({"max_seq_len": 40}, "tokens of an image"),
     ],
-    ids=["target", "images alone", "task", "length"],
+    ids=["images alone", "task", "length"],
 )
 def test_other_builds_are_refused_by_name(
     options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path

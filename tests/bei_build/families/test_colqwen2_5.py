@@ -145,7 +145,7 @@ def test_settings_of_the_image_tower_are_honoured(vision: dict[str, Any], tmp_pa
 def test_both_graphs_of_the_tower_give_the_librarys_states_outside_of_openvino(
     core: AttentionCore, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Images of many sizes in one step: ONNX Runtime, and PyTorch's module, which no target builds yet."""
+    """Images of many sizes in one step: ONNX Runtime, and PyTorch's module."""
     images = read_image_tower(read(checkpoint))
     assert images is not None
     pictures = [

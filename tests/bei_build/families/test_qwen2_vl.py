@@ -248,12 +248,11 @@ def test_other_configs_of_gme_are_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda-twin"}, "a decoder reads are built for the targets cpu"),
         ({"texts": False}, "--no-texts"),
         ({"pooling": "mean"}, "last token's state alone"),
         ({"max_seq_len": 40}, "tokens of an image"),
     ],
-    ids=["target", "images alone", "pooling", "length"],
+    ids=["images alone", "pooling", "length"],
 )
 def test_other_builds_are_refused_by_name(
     options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path

@@ -351,14 +351,13 @@ def test_templates_that_are_no_frame_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda-twin"}, "a decoder reads are built for the targets cpu"),
         ({"texts": False}, "--no-texts"),
         ({"pooling": "mean"}, "last token's state alone"),
         ({"token_embeddings": True}, "leave task and pooling out"),
         ({"max_seq_len": 40}, "tokens of an image"),
         ({"score_tokens": ("y",)}, "give it as rerank_body"),
     ],
-    ids=["target", "images alone", "pooling", "tokens", "length", "scores"],
+    ids=["images alone", "pooling", "tokens", "length", "scores"],
 )
 def test_other_builds_are_refused_by_name(
     options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path

@@ -8,19 +8,23 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bei.cli.main import main
-from bei.core import Limits
+from bei.core import Encoding, Limits, PackedBatch
+from bei.engine.grid_windows import Windows
 from bei.engine.nvidia import Gpu
-from bei.engine.packing import bucket
+from bei.engine.packing import bucket, graph_inputs
 from bei.errors import ConfigError, DeviceNotFoundError, LibraryVersionError, MissingDependencyError
 from bei_build.config import BuildConfig
 from bei_build.targets.base import Compiler, Numerics
 from bei_build.targets.choose import compiler_for
 from bei_build.targets.tensorrt import compiler as module
 from bei_build.targets.tensorrt.plan import PlanSettings
-from bei_build.targets.tensorrt.profiles import _with_filler, profiles_of
+from bei_build.targets.tensorrt.profiles import _sizes_of_windows, _with_filler, profiles_of
 from tests.bei_build.targets.rtx import limits_of, needs_rtx
 from tests.bei_build.targets.tiny import tiny_spec
 
@@ -270,6 +274,25 @@ def test_profiles_hold_every_batch_within_the_limits(limits: Limits, packed: boo
     assert latency.longest[2] >= min(bucket(limits.max_seq_len), 512)
     assert latency.tokens[2] <= (544 if packed else 512), "packed, filler sequences own a token"
     assert latency.sequences[2] <= 8
+    if not packed:  # tokens are padded to whole buckets, and towers that merge patches take no others
+        assert all(size % 8 == 0 for profile in (latency, throughput) for size in profile.tokens)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6), block=st.integers(1, 2)
+)
+def test_profiles_hold_the_windows_of_images_of_all_sizes(sizes: list[tuple[int, int]], block: int) -> None:
+    windows = Windows(3, block)
+    grids = [(rows * block, columns * block) for rows, columns in sizes]
+    encodings = [Encoding(np.zeros(rows * columns, np.int32)) for rows, columns in grids]
+    batches = [PackedBatch.from_encodings(encodings)]
+    batches.append(batches[0]._replace(grids=np.array(grids, np.int32)))
+    for batch in batches:
+        limits = Limits(batch.num_tokens, len(grids), batch.num_tokens)
+        for profile in profiles_of(limits, batch.num_tokens, len(grids), packed=False):
+            held = _sizes_of_windows(windows, profile)
+            found = graph_inputs(batch, [windows.pad_index])[windows.pad_index].shape
+            assert all(least <= size <= most for (least, _, most), size in zip(held.values(), found, strict=True))
 
 
 def test_the_latency_profile_is_as_large_as_it_is_told() -> None:

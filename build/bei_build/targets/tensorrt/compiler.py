@@ -119,7 +119,9 @@ class TensorRTCompiler:
             return self._with_plan_of(Path(self._config.plan_of), spec, weights, numerics, limits, folder)
         fallbacks: list[str] = []
         plan = None
-        if self._is_packed_tried:
+        if self._is_packed_tried and spec.joins_rows:
+            fallbacks.append("attention is padded, since packed tokens need not be whole blocks of merged patches")
+        elif self._is_packed_tried:
             try:
                 plan = self._compiled(spec, weights, numerics, limits, folder, say, AttentionCore.TRT_PACKED)
             except NoPlanError as error:

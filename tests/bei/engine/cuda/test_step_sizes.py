@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.core import Limits, PackedBatch
+from bei.core import FeatureTable, Limits, PackedBatch
 from bei.engine.cuda.batch_split import halves
 from bei.engine.cuda.step_sizes import LEAST_SEQUENCES, eager_sizes, recorded_sizes, smallest_fitting
-from bei.engine.packing import filled, graph_inputs
+from bei.engine.grid_windows import Windows
+from bei.engine.packing import FEATURE_SLOTS, filled, graph_inputs, image_features
 from tests.bei.engine.cuda.simulated import batch_of
 
 PACKED = ["cu_query_lens", "input_ids", "slot_ids"]
@@ -90,3 +91,14 @@ def test_two_halves_are_the_batch(lengths: list[int], with_all: bool) -> None:
     assert np.concatenate([np.diff(part.cu_seqlens) for part in parts]).tolist() == lengths
     larger = max(part.num_tokens for part in parts)
     assert larger <= batch.num_tokens / 2 + max(lengths) / 2
+
+
+def test_steps_with_rows_of_images_are_not_recorded_ones() -> None:
+    """Their number is no size of a recorded step: the rows would be read from where another step's tensors lie."""
+    names = [*PADDED, FEATURE_SLOTS, image_features(4)]
+    recorded = [(sizes, sizes) for sizes in recorded_sizes(Limits(1024, 32, 64), names)]
+    text, image = batch_of([9, 5]), batch_of([9, 5])
+    table = FeatureTable(np.ones((3, 4), np.float32), np.zeros(14, np.int32), np.array([[1, 1, 3]], np.int32))
+    assert smallest_fitting(recorded, text, names) is not None
+    assert smallest_fitting(recorded, image._replace(features=table), names) is None
+    assert recorded_sizes(Limits(1024, 32, 64), [*PADDED, Windows(2, 2).pad_index]) == []

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.artifact.manifest import PlanProfile
-from bei.core import PackedBatch
-from bei.engine.packing import Sizes, graph_inputs
-from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, planned_sizes
+from bei.core import FeatureTable, PackedBatch
+from bei.engine.grid_windows import Windows
+from bei.engine.packing import FEATURE_SLOTS, Sizes, graph_inputs, image_features
+from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, cheapest_sizes, planned_sizes
 from tests.bei.engine.tensorrt.rig import GRAPHS_MB, LATENCY, MAX_SEQ_LEN, Rig, batch_of
 
 LATENCY_PROFILE = PlanProfile(name="latency", tokens=(1, 64, 544), sequences=(1, 1, 8), longest=(1, 64, 544))
@@ -145,3 +146,14 @@ def test_a_batch_of_one_token_fits_the_first_step() -> None:
     step = cheapest(steps_of(planned_sizes(LATENCY, MAX_SEQ_LEN)), batch, [])
     assert step is not None
     assert step.sizes == Sizes(16, 1, 16)
+
+
+def test_steps_with_rows_of_images_or_windows_are_not_captured() -> None:
+    names = [FEATURE_SLOTS, image_features(4)]
+    steps = steps_of(planned_sizes(LATENCY_PROFILE, 512, names))
+    table = FeatureTable(np.ones((3, 4), np.float32), np.zeros(14, np.int32), np.array([[1, 1, 3]], np.int32))
+    batch = batch_of([9, 5])
+    assert cheapest(steps, batch, names) is not None
+    assert cheapest(steps, batch._replace(features=table), names) is None
+    assert cheapest_sizes([step.sizes for step in steps], batch._replace(features=table), names) is None
+    assert planned_sizes(LATENCY_PROFILE, 512, [Windows(2, 2).pad_index]) == []
