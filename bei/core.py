@@ -164,10 +164,10 @@ class Encoding(NamedTuple):
         return [Encoding(np.zeros(len(one.patches.levels), np.int32), image=one.patches) for one in self.images]
 
     @property
-    def num_pixel_bytes(self) -> int:
-        """Of its images' levels."""
-        own = 0 if self.image is None else self.image.levels.nbytes
-        return own + sum([one.patches.levels.nbytes for one in self.images])
+    def levels(self) -> list[Levels]:
+        """Of its images."""
+        own = [] if self.image is None else [self.image.levels]
+        return own + [one.patches.levels for one in self.images]
 
     @property
     def without_pixels(self) -> Encoding:

@@ -165,7 +165,7 @@ class ShardService(ModelFacts):
             entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
             entry = entries.setdefault(entry.identity, entry)
             places_of.setdefault(entry, []).append(place)
-        call.encodings[:] = [one.without_pixels if one.num_pixel_bytes else one for one in call.encodings]
+        call.encodings[:] = [one.without_pixels if one.levels else one for one in call.encodings]
         of_engines: tuple[list[Entry], list[Entry]] = [], []
         for entry in places_of:
             of_engines[entry.encoding.is_for_second].append(entry)

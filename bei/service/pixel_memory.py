@@ -4,8 +4,10 @@ of pixels, and threads decode them faster than an engine reads them."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
 from bei.metrics.registry import ModelMetrics
 from bei.port import Answer, EnginePort, Item, OnAnswers, PortStats, Submission
@@ -15,13 +17,19 @@ MOST_PIXEL_BYTES = 1 << 28
 _LOOK_AGAIN_S = 0.1  # whether the request that waits for room is cancelled
 
 
+# An image's levels in memory: which object, and its bytes.
+_Levels: TypeAlias = "tuple[int, int]"
+
+
 class PixelMemory:
-    """The bytes of a model's images that wait. Safe in threads."""
+    """The bytes of a model's images that wait; of one that several inputs have, as pairs have a query's, once. Safe in
+    threads."""
 
     def __init__(self, most_bytes: int = MOST_PIXEL_BYTES) -> None:
         self._most_bytes = most_bytes
         self._changed = threading.Condition()
-        self._held: dict[int, dict[int, int]] = {}  # bytes, by request and place
+        self._held: dict[int, dict[int, list[_Levels]]] = {}  # by request and place
+        self._times = Counter[_Levels]()
         self.num_bytes = 0
 
     def wait(self, is_cancelled: Callable[[], bool]) -> None:
@@ -32,12 +40,15 @@ class PixelMemory:
 
     def keep(self, request_id: int, items: Seq[Item]) -> None:
         """Count the images among ``items``, until they are released."""
-        sizes = {place: num_bytes for place, one in items if (num_bytes := one.num_pixel_bytes)}
-        if sizes:
+        found = {place: levels for place, one in items if (levels := [(id(own), own.nbytes) for own in one.levels])}
+        if found:
             with self._changed:
                 held = self._held.setdefault(request_id, {})
-                self.num_bytes += sum(size - held.get(place, 0) for place, size in sizes.items())
-                held.update(sizes)
+                for place, levels in found.items():
+                    self._drop(held.get(place, ()))
+                    held[place] = levels
+                    self.num_bytes += sum(one[1] for one in {*levels} if not self._times[one])
+                    self._times.update(levels)
 
     def release(self, request_id: int, places: Seq[int] | None = None) -> None:
         """Those at ``places`` of a request, or all of it, are answered, or never will be."""
@@ -45,10 +56,17 @@ class PixelMemory:
             if (held := self._held.get(request_id)) is None:
                 return
             for place in [*held] if places is None else places:
-                self.num_bytes -= held.pop(place, 0)
+                self._drop(held.pop(place, ()))
             if not held:
                 del self._held[request_id]
             self._changed.notify_all()
+
+    def _drop(self, levels: Seq[_Levels]) -> None:
+        self._times.subtract(levels)
+        for one in {*levels}:
+            if not self._times[one]:
+                del self._times[one]
+                self.num_bytes -= one[1]
 
 
 class PixelPort:

@@ -127,8 +127,7 @@ class InputReaders:
         some = inputs if len(inputs) <= _MOST_WITHIN else random.sample(inputs, _MOST_WITHIN)
         texts = of_texts([estimated_length(value.num_chars, self._max_seq_len) for value in some])
         found = texts.plus(images.demand([image for value in some for image in value.images]))
-        times = len(inputs) / len(some)
-        return Demand(round(times * found.num_tokens), times * found.seconds, found.image_tokens)
+        return share_of(found, len(inputs) / len(some))
 
     def _tokens_of(self, image: ImageInput) -> int:
         if self.images is None:
@@ -139,6 +138,13 @@ class InputReaders:
     @property
     def _pools(self) -> list[TokenizerPool]:
         return [pool for pool in (self._texts, self._second) if pool is not None]
+
+
+def share_of(demand: Demand, part: float) -> Demand:
+    """``part`` of ``demand``, or so many times as much; of all of it itself."""
+    if part == 1.0:
+        return demand
+    return demand._replace(num_tokens=round(part * demand.num_tokens), seconds=part * demand.seconds)
 
 
 def _second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:

@@ -30,7 +30,7 @@ from bei.service.image_side import ImageSide
 from bei.service.label_side import LabelSide
 from bei.service.model_service import ModelFacts
 from bei.service.pixel_memory import PixelPort
-from bei.service.readers import InputReaders
+from bei.service.readers import InputReaders, share_of
 from bei.tokenizer.encoder import Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool, is_long, is_short
@@ -417,8 +417,8 @@ class InferenceService(ModelFacts):
         real token count is known."""
         if isinstance(inputs[0], LabelText):
             return self._readers.demand_of_labels(inputs)
-        if len(inputs) == call.ticket.num_inputs:
-            return call.ticket.admitted
+        if self._readers.images is not None or len(inputs) == call.ticket.num_inputs:  # no image's header is read again
+            return share_of(call.ticket.admitted, len(inputs) / call.ticket.num_inputs)
         options = call.request.options
         return self._readers.demand(self._admission.demand, inputs, whole=options.whole, num_around=options.num_around)
 

@@ -290,3 +290,45 @@ def test_the_gauge_of_waits_is_for_the_work_of_both_towers(tmp_path: Path) -> No
         assert {s.value for family in families if family.name == "bei_drain_seconds" for s in family.samples} == {0.0}
 
     run_async(test)
+
+
+def test_an_image_that_several_inputs_have_is_counted_once_while_it_waits() -> None:
+    """A query's image was counted for each of its documents: 50 pairs stood for all the memory there is."""
+    memory, encoder = PixelMemory(), page_side().encoder
+    query, page = (encoder.encode([ImageInput(png(10 + place, 10))])[0].images[0] for place in range(2))
+    ids = np.zeros(2100, np.int32)
+    pairs = [Encoding(ids, images=(query,)), Encoding(ids, images=(query, page)), Encoding(ids, images=(page, page))]
+    size = query.patches.levels.nbytes
+    memory.keep(1, [Item(place, one) for place, one in enumerate(pairs[:2])])
+    memory.keep(1, [Item(2, pairs[2])])
+    assert memory.num_bytes == 2 * size
+    memory.release(1, [0])
+    assert memory.num_bytes == 2 * size
+    memory.release(1, [1])
+    assert memory.num_bytes == size
+    memory.keep(1, [Item(2, pairs[0])])  # submitted again
+    assert memory.num_bytes == size
+    memory.release(1)
+    assert memory.num_bytes == 0
+
+
+def test_headers_are_read_once_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At admission, and not again for each pair or chunk that has the image."""
+    read: list[ImageInput] = []
+    num_states = ImageEncoder.num_states
+
+    def reading(encoder: ImageEncoder, image: ImageInput) -> int:
+        read.append(image)
+        return num_states(encoder, image)
+
+    monkeypatch.setattr(ImageEncoder, "num_states", reading)
+
+    async def test() -> None:
+        service = two_towers(tmp_path, Metrics(), FakeEngine(LIMITS), FakeEngine(LIMITS), side=tile_side(1 << 20))
+        request = tiles(70)
+        with service.admit(request.inputs) as ticket:
+            assert len((await service.infer(request, ticket=ticket, outputs={"embedding"})).rows) == 70
+        assert len(read) == 70
+        service.close()
+
+    run_async(test)
