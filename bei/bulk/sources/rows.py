@@ -40,7 +40,8 @@ class Columns(msgspec.Struct, frozen=True):
     @property
     def read(self) -> tuple[str, ...]:
         """Those with what the model reads."""
-        return tuple(dict.fromkeys(name for name in (self.query, self.text, self.image) if name is not None))
+        image = None if self.image == self.text else self.image
+        return tuple(name for name in (self.query, self.text, image) if name is not None)
 
     def inputs(self, values: Seq[Seq[object]]) -> Seq[object]:
         """``Rows.inputs`` of the values of the columns ``read``, each with one a row."""

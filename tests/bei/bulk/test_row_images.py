@@ -70,4 +70,6 @@ def test_what_is_no_image_is_an_error_of_its_row(value: object, named: str) -> N
 def test_one_column_of_both_names_holds_images_alone() -> None:
     alone, both = Columns("page", image="page"), Columns("caption", image="page")
     assert (alone.read, alone.inputs([[A]])) == (("page",), [WithImage(None, A)])
+    twice = Columns("a", query="a")  # a query that is its document
+    assert (twice.read, twice.inputs([["b"], ["b"]])) == (("a", "a"), [("b", "b")])
     assert (both.read, both.inputs([["a"], [A]])) == (("caption", "page"), [WithImage("a", A)])
