@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 # As Laya counts them.
@@ -106,6 +108,9 @@ class OptionMarkers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ``marker_token``: how the marker is spelled; texts that spell it have a blank there. ``max_option_tokens``: most of
     one option; ``max_question_tokens``: of question, options and their markers. ``temperatures``: what scores are
     divided by, by the kind of question, or by kind and number of options ("choice:3-5").
+
+    ``form``: whose words stand around question, options and text (``bei.tasks.decision_readings``). opendecider's
+    models read no kinds, and special tokens that a text spells as its characters.
     """
 
     start_id: int
@@ -115,10 +120,16 @@ class OptionMarkers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_option_tokens: int
     max_question_tokens: int
     temperatures: dict[str, float]
+    form: Literal["laya", "opendecider"] = "laya"
+
+    @property
+    def before_text(self) -> str:
+        """What stands in front of a text."""
+        return "input: " if self.form == "opendecider" else ""
 
     def without_marker(self, text: str) -> str:
         """``text`` as it is read."""
-        return text.replace(self.marker_token, " ")
+        return text if self.form == "opendecider" else text.replace(self.marker_token, " ")
 
     def temperature(self, kind: str, num_options: int) -> float:
         """Of questions of ``kind``."""

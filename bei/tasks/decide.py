@@ -107,8 +107,8 @@ def reading_of(service: ModelService) -> Reading:
     if "classify" not in manifest.tasks:
         raise TaskNotSupportedError(
             f"{service.name} cannot decide; it can do: {', '.join(manifest.tasks)}. Decisions need a model of natural "
-            "language inference, GLiClass, GLiNER2, Laya, a reranker that reads pairs, or a language model built with "
-            "--task decide.",
+            "language inference, GLiClass, GLiNER2, Laya, OpenDecider, a reranker that reads pairs, or a language "
+            "model built with --task decide.",
             "model",
         )
     return of_inference(*nli_labels(service))

@@ -5,7 +5,7 @@
     GLiClass                     all of these statements as labels of the text, choices sorted
     GLiNER2                      the options as labels of a task that is called INSTRUCTIONS, choices sorted; no and yes
                                  too
-    Laya                         "KIND question: INSTRUCTIONS", and each option behind a marker, choices sorted
+    Laya, OpenDecider            "KIND question: INSTRUCTIONS", and each option behind a marker, choices sorted
     language models              a template with text, question and options; the scores of the tokens that stand for the
                                  options, or the likelihood of each option's own text behind it
 
@@ -171,7 +171,9 @@ def of_tasks(layout: Labelling, schema: Schema) -> Reading:
 
 
 def of_markers_of_options(layout: OptionMarkers) -> Reading:
-    """Laya's. Each question is read by itself, as there."""
+    """Laya's, and OpenDecider's. Each question is read by itself, as there."""
+    is_laya = layout.form == "laya"
+    order, written = (_order, _marked) if is_laya else (_yes_first, _written)
 
     def prompt_of(question: AskedQuestion) -> OptionPrompt:
         if not question.instructions.strip():  # its own code reads none without
@@ -179,9 +181,11 @@ def of_markers_of_options(layout: OptionMarkers) -> Reading:
                 f"The question {question.name[:40]!r} has no instructions, which the model reads: send some.",
                 "questions",
             )
-        options = tuple(_marked(question, place) for place in _order(question))
-        kind, asked = KINDS_OF_QUESTIONS.index(question.kind), f"{question.kind} question: {question.instructions}"
-        return OptionPrompt(layout, question.name, kind, asked, options)
+        options = tuple(written(question, place) for place in order(question))
+        kind, asked = KINDS_OF_QUESTIONS.index(question.kind), f"question: {question.instructions}"
+        if is_laya:
+            return OptionPrompt(layout, question.name, kind, f"{question.kind} {asked}", options)
+        return OptionPrompt(layout, question.name, 0, asked, options)
 
     def marked(text: str, question: AskedQuestion) -> Seq[Input]:
         prompt = prompt_of(question)
@@ -193,7 +197,7 @@ def of_markers_of_options(layout: OptionMarkers) -> Reading:
     def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         count = len(question.options)
         found = np.empty(count, np.float32)
-        found[_order(question)] = rows[0][:count, 0]
+        found[order(question)] = rows[0][:count, 0]
         return found / np.float32(layout.temperature(question.kind, count))
 
     def of_markers_alone(row: Row, encoding: Encoding) -> Row:
@@ -211,6 +215,23 @@ def _marked(question: AskedQuestion, place: int) -> str:
         return f"level {place}: {option.shown}"
     word, meaning = _NOUL[place]
     return f"{word}: {option.text or meaning}"
+
+
+def _yes_first(question: AskedQuestion) -> list[int]:
+    """The order in which OpenDecider shows options: as others, but yes before no."""
+    return _order(question)[::-1] if question.kind == "noul" else _order(question)
+
+
+def _written(question: AskedQuestion, place: int) -> str:
+    """An option as opendecider's ``options`` and ``nano_ids`` write it."""
+    option = question.options[place]
+    if question.kind == "score":
+        name, meaning = str(place), option.shown
+    elif question.kind == "noul":
+        name, meaning = option.name, option.text or option.name.capitalize()
+    else:
+        name, meaning = option
+    return f"{name}: {meaning}" if meaning and meaning != name else name
 
 
 def _by_question(options_of: Callable[[AskedQuestion], EncodingOptions], output: str, reduce: Reduce) -> Ask:

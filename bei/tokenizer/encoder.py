@@ -271,7 +271,10 @@ class TextEncoder:
         before, behind = around_text(self._tokenizer, prompt, self._limit(options))
         room = self._limit(options) - len(before) - len(behind)
         found = self._tokenize_texts(
-            [prompt.layout.without_marker(text) for text in texts], options, check, enough=room
+            [prompt.layout.before_text + prompt.layout.without_marker(text) for text in texts],
+            options,
+            check,
+            enough=room,
         )
         parts = [np.concatenate([before, text.ids[:room], behind]) for text in found]
         return [

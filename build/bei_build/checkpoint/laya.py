@@ -52,7 +52,7 @@ def with_laya(location: Location) -> Location:
         "model_type": MODEL_TYPE,
         "architectures": [ARCHITECTURE],
         "head_layers": settings.get("head_layers", 2),
-        "usual_length": _count(folder / FILE, settings, "max_len", 512),
+        "usual_length": count_of(folder / FILE, settings, "max_len", 512),
     }
     (scratch.path / "config.json").write_text(json.dumps({**encoder, **own}))
     return replace(location, folder=scratch.path, scratch=scratch)
@@ -65,26 +65,26 @@ def option_markers_of(spec: ModelSpec, tokenizer: Tokenizer, folder: Path) -> Op
         return None
     path = folder / FILE
     settings = read_object(path)
-    start, separator, marker = (_special_token(kind, tokenizer, folder) for kind in ("cls", "sep", "mask"))
+    start, separator, marker = (special_token(kind, tokenizer, folder) for kind in ("cls", "sep", "mask"))
     return OptionMarkers(
         start_id=start[0],
         separator_id=separator[0],
         marker_id=marker[0],
         marker_token=marker[1],
         max_option_tokens=_OPTION_TOKENS,
-        max_question_tokens=_count(path, settings, "head_max_len", 192),
+        max_question_tokens=count_of(path, settings, "head_max_len", 192),
         temperatures=_temperatures(path, settings),
     )
 
 
-def _special_token(kind: str, tokenizer: Tokenizer, folder: Path) -> tuple[int, str]:
+def special_token(kind: str, tokenizer: Tokenizer, folder: Path) -> tuple[int, str]:
     """Its id and how it is spelled."""
     token = token_of(folder, kind)
     index = None if token is None else tokenizer.token_to_id(token)
     if token is None or index is None:
         raise CheckpointError(
-            f"The tokenizer has no {kind}_token, which Laya reads: put tokenizer_config.json of its encoder into the "
-            "folder tokenizer."
+            f"The tokenizer has no {kind}_token, which the model reads: put tokenizer_config.json of its encoder "
+            "beside tokenizer.json."
         )
     return int(index), token
 
@@ -103,7 +103,8 @@ def _encoder(folder: Path) -> dict[str, Any]:
     return encoder
 
 
-def _count(path: Path, settings: dict[str, Any], key: str, default: int) -> int:
+def count_of(path: Path, settings: dict[str, Any], key: str, default: int) -> int:
+    """The tokens under ``key`` in the ``settings`` of ``path``. Raises CheckpointError."""
     value = settings.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
         raise CheckpointError(f"{path} has {key} = {value!r}: it must be a number of tokens, 1 or more.")

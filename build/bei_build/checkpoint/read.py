@@ -28,10 +28,11 @@ from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
 from bei_build.checkpoint.gliner_folder import with_encoder
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, reading_config, side_modules
-from bei_build.checkpoint.laya import option_markers_of, with_laya
+from bei_build.checkpoint.laya import with_laya
 from bei_build.checkpoint.layer_pooling import with_layer_shares
 from bei_build.checkpoint.listwise import listwise_of
 from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
+from bei_build.checkpoint.opendecider import head_modules, option_markers_of, with_opendecider
 from bei_build.checkpoint.remote_code import (
     Attention,
     check_attention,
@@ -100,7 +101,7 @@ def read_checkpoint(
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
-    location, merged = with_base(with_laya(with_encoder(laid_out(location))))
+    location, merged = with_base(with_opendecider(with_laya(with_encoder(laid_out(location)))))
     check_entries(location.folder)
     files = read_sentence_transformers(location.folder, route)
     for module in files.folders:
@@ -167,7 +168,7 @@ def read_checkpoint(
         side, table = files.routing.table
         roles, token_weights = table_roles(side, table), read_table(table, tokenizer, spec.embeddings.vocab_size)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
-    modules, labels = side_modules(spec, files), labels_of(spec, config, files, choice)
+    modules, labels = side_modules(spec, files) | head_modules(folder), labels_of(spec, config, files, choice)
     fp8 = quantized if isinstance(quantized, StoredFP8) else None
     packed = quantized if isinstance(quantized, StoredPacked) else None
     if adapters:

@@ -81,7 +81,7 @@ class SideModule:
     """Weights of a head that lie outside the transformer's files (a sentence-transformers module, a .pt file).
 
     ``location`` is a folder or a file; its tensors are called ``{stored}.weight`` and ``{stored}.bias``, that of a
-    residual ``residual.weight``.
+    residual ``residual.weight``. It may have several modules.
     """
 
     location: Path
@@ -307,9 +307,12 @@ class ModelWeights:
                 open_weights(module.location) if module.location.is_dir() else open_file(module.location)
             )
             kinds = [kind for kind in _KINDS if f"{name}.{kind}" in shapes]
-            plain = not any("." in tensor for tensor in store.shapes)  # a bare state dict of one linear layer
+            beside = {one.stored for one in modules.values() if one.location == module.location} - {module.stored}
+            others = tuple(f"{stored}." for stored in beside)  # that the file has for other layers
+            stored = {tensor: shape for tensor, shape in store.shapes.items() if not tensor.startswith(others)}
+            plain = not any("." in tensor for tensor in stored)  # a bare state dict of one linear layer
             names = {kind: kind if plain or "." in kind else f"{module.stored}.{kind}" for kind in kinds}
-            _check_shapes({names[kind]: shapes[f"{name}.{kind}"] for kind in kinds}, store.shapes)
+            _check_shapes({names[kind]: shapes[f"{name}.{kind}"] for kind in kinds}, stored)
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 
 
