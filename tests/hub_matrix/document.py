@@ -106,6 +106,7 @@ _TASKS = {
     "rerank": "a score for a query and a document",
     "classify": "labels of a text, or of two",
     "classify_tokens": "labels of words",
+    "extract": "spans of a text, for labels that the request brings",
     "decide": "a probability for every option of a question",
 }
 

@@ -17,7 +17,7 @@ from tokenizers import Encoding as Tokens
 from tokenizers import Tokenizer
 
 from bei.core import Encoding, Float32Array
-from tests.hub_matrix.structures import QUESTIONS, LayerNorm, Structure
+from tests.hub_matrix.structures import LABELS, QUESTIONS, LayerNorm, Structure
 from tests.support.checkpoints import WEIGHTS, Dense, Normalize
 from tests.support.oracle import static_embed
 from tests.support.stable_static import stable_embed
@@ -56,6 +56,9 @@ def expected_answers(structure: Structure, model: Any, folder: Path) -> Answers:
     """The answers of the repository's own code to TEXTS, to PAIRS, or to drawn images, by task."""
     if structure.images:
         return {structure.task: list(structure.images(folder, drawn_files()))}
+    if structure.spans:
+        scores = structure.spans(folder)
+        return {structure.task: [scores(text, LABELS) for text in TEXTS]}
     if structure.decides:
         decide = structure.decides(folder)
         shares = [decide(text, question) for text in TEXTS for question in QUESTIONS.values()]

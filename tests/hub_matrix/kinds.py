@@ -21,8 +21,11 @@ from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import IMAGE_QUERY, ImagesOf, Late, Settings, Structure, Task, Template
 from tests.support import colpali, colqwen2, qwen2_vl, qwen3_vl
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
+from tests.support.gliner_models import save_gliner
+from tests.support.gliner_reference import GlinerReference
 from tests.support.laya_models import LayaReference, save_laya
 from tests.support.listwise import OwnCode, save_listwise
+from tests.support.opendecider_models import OpenDeciderReference, save_opendecider
 from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
 
 UNIT = (Normalize(),)
@@ -112,6 +115,17 @@ def late_interaction(width: int = 16, query: str = "[Q] ", document: str = "[D] 
     }
     late = {key: given.pop(key) for key in ("mask", "attended") if key in given}
     return Structure("embed_tokens", late=Late(width, query, document, **late), **given)
+
+
+def gliner(labels: str | None = None, **settings: Any) -> Structure:
+    """A GLiNER of spans with what the library loads beside it: its encoder's config and tokenizer, and those of its
+    encoder of labels, of the type ``labels``. ``settings`` are of gliner_config.json."""
+    read = {"max_len": 384, "max_width": 12, **settings}
+    return Structure(
+        "extract",
+        prepare=(partial(save_gliner, labels=labels, **read),),
+        spans=lambda folder: GlinerReference(folder).scores,
+    )
 
 
 def two_towers(hf_class: str, save: Callable[[Path], Path]) -> Structure:
@@ -343,8 +357,15 @@ KINDS: dict[str, Callable[..., Structure]] = {
     ),
     "distilbert_classifier": partial(_CLASSIFIER, "DistilBertForSequenceClassification", shapes.DISTILBERT),
     "deberta_classifier": deberta_classifier,
+    "gliner": gliner,
     "laya": partial(
         Structure, "decide", prepare=(save_laya,), decides=lambda folder: LayaReference(folder).probabilities
+    ),
+    "opendecider": partial(
+        Structure,
+        "decide",
+        prepare=(save_opendecider,),
+        decides=lambda folder: OpenDeciderReference(folder).probabilities,
     ),
     "tagger": partial(Structure, "classify_tokens", labels=9),
     "config_only": config_only,

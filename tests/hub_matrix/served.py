@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from unittest.mock import patch
 
 import numpy as np
 
@@ -15,16 +16,17 @@ from bei.metrics.registry import Metrics
 from bei.scheduler.cost_model import CostModel
 from bei.service.loader import local_port
 from bei.service.service import InferenceService
-from bei.tasks import classify, embed
+from bei.tasks import classify, embed, extract
 from bei.tasks.embed import EmbedTask
 from bei.tasks.questions import Answer, NoulAnswer
 from bei.tasks.rerank import RerankTask, rerank
+from bei.tasks.span_choice import Candidates
 from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.special_tokens import TextFrame
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
-from tests.hub_matrix.structures import IMAGE_QUERY, QUESTIONS, Structure
+from tests.hub_matrix.structures import IMAGE_QUERY, LABELS, QUESTIONS, Structure
 from tests.support.builds import open_engine
 from tests.support.two_towers import drawn_files
 
@@ -39,6 +41,11 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
                 return {"rerank": [np.array([rank.score]) for rank in sorted(ranks, key=lambda rank: rank.index)]}
             ask = model.embed_all if structure.task == "embed_tokens" else model.embed
             return {structure.task: list(ask(drawn_files()))}
+
+    if structure.spans:
+        with Model(artifact.path, tune="off", engine_threads=1) as model, patch.object(extract, "choose", _every):
+            found = model.extract(list(TEXTS), LABELS, threshold=0.0)
+        return {structure.task: [np.array([span.score for span in spans], np.float32) for spans in found]}
 
     if structure.decides:
         with Model(artifact.path, tune="off", engine_threads=1) as model:
@@ -94,6 +101,11 @@ async def _answer(service: InferenceService, task: str, structure: Structure) ->
             sparse = (await embed.embed_sparse(service, bare, ticket=ticket)).vectors
             return [_dense(service, indices, weights) for indices, weights in sparse]
     return await _token_embeddings(service, structure)
+
+
+def _every(found: Candidates, **_: object) -> list[tuple[int, int, int, float]]:
+    """In place of a choice."""
+    return [(*place, found[place]) for place in sorted(found)]
 
 
 async def _score(service: InferenceService, query: str, document: str, *, raw: bool) -> Float32Array:

@@ -441,6 +441,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     ),
     "urchade/gliner_medium-v2.1": _GLINER,
     "knowledgator/gliner-bi-large-v1.0": _GLINER,
+    "manjunathshiva/opendecider-nano": ("card:manjunathshiva/opendecider-nano",),
     "convaiinnovations/laya-multilingual": ("github:NandhaKishorM/laya README.md",),
     "numind/NuNER_Zero": ("github:ner-ml-models/nuner_zero gliner_config.json",),
     "jackboyla/glirel-large-v0": ("github:jackboyla/GLiREL README.md",),

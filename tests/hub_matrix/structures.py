@@ -17,7 +17,7 @@ from tests.hub_matrix.tokenizers import CLASSES
 from tests.support.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
 
 Settings: TypeAlias = dict[str, Any]
-Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens", "decide"]
+Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens", "extract", "decide"]
 # From a checkpoint's folder to the last layer's states of a text.
 StatesOf: TypeAlias = Callable[[Path], Callable[[Encoding], torch.Tensor]]
 
@@ -29,6 +29,9 @@ RanksOf: TypeAlias = Callable[[Path], Callable[[str, list[str]], Float32Array]]
 
 # From a checkpoint's folder to the probabilities of a question's options for a text.
 DecidesOf: TypeAlias = Callable[[Path], Callable[[str, Mapping[str, Any]], list[float]]]
+
+# From a checkpoint's folder to the scores of a text's spans for labels, by first word, width and label.
+SpansOf: TypeAlias = Callable[[Path], Callable[[str, Sequence[str]], Float32Array]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ QUESTIONS: Mapping[str, Mapping[str, Any]] = {
     "is": {"type": "noul", "instructions": "It is a cat."},
 }
 
+# What models that extract are to find.
+LABELS = ("cat", "a greeting", "b")
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -101,6 +107,7 @@ class Structure:
     ``rounded``: vectors are pplx-embed's before it rounds them: a tanh. ``ranks``: scores of a query's
     documents by remote code, which reads them together. ``images``: vectors of images by the class, which are
     compared in place of texts'. ``decides``: probabilities of a question's options for a text, choices sorted.
+    ``spans``: scores of all spans of a text for labels.
     """
 
     task: Task
@@ -134,6 +141,7 @@ class Structure:
     ranks: RanksOf | None = None
     images: ImagesOf | None = None
     decides: DecidesOf | None = None
+    spans: SpansOf | None = None
 
     @property
     def named_tokenizer_class(self) -> str:
@@ -162,7 +170,8 @@ class Structure:
     @property
     def can_be_compared(self) -> bool:
         """True if there is a reference to compare with."""
-        return bool(self.hf_class or self.states or self.static or self.ranks or self.images or self.decides)
+        own = self.states or self.static or self.ranks or self.images or self.decides or self.spans
+        return bool(self.hf_class or own)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""Scores of a GLiNER of spans, computed in torch as the gliner library does (0.2.29), without it and text by text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AutoConfig
+
+from bei.core import Float32Array
+from tests.support.gliner_models import encoder_model
+
+_WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
+
+
+class GlinerReference:
+    """The model of ``folder``, which holds its encoder's config and tokenizer, and those of its encoder of labels where
+    it has one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors = load_file(folder / "model.safetensors")
+        self._settings = json.loads((folder / "gliner_config.json").read_text())
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._encoder = self._filled("token_rep_layer.bert_layer.model", self._settings["encoder_config"])
+        self._of_labels: Any = None
+        if config := self._settings.get("labels_encoder_config"):
+            self._of_labels = self._filled("token_rep_layer.labels_encoder.model", config)
+            self._labels_tokenizer = Tokenizer.from_file(str(folder / "labels_tokenizer" / "tokenizer.json"))
+        width = self._settings["hidden_size"]
+        self._lstm = nn.LSTM(width, width // 2, bidirectional=True).eval()
+        self._lstm.load_state_dict(self._under("rnn.lstm"))
+
+    def scores(self, text: str, labels: Sequence[str]) -> Float32Array:
+        """Of all spans of words, by first word, then width, then label."""
+        words = [found.group() for found in _WORD.finditer(text)]
+        with torch.no_grad():
+            states, of_labels = self._states(words, labels)
+            if self._of_labels is None:  # the library's models with two encoders do not run theirs
+                states = self._lstm(states[:, None])[0][:, 0]
+            span = "span_rep_layer.span_rep_layer"
+            first, last = (self._mlp(f"{span}.project_{side}", states) for side in ("start", "end"))
+            count, most = len(words), self._settings["max_width"]
+            places = [(at, end) for at in range(count) for end in range(at, min(count, at + most))]
+            ends = torch.cat([first[[at for at, _ in places]], last[[end for _, end in places]]], dim=1).relu()
+            spans = self._mlp(f"{span}.out_project", ends)
+            found: Float32Array = (spans @ self._mlp("prompt_rep_layer", of_labels).T).sigmoid().flatten().numpy()
+        return found
+
+    def _states(self, words: Sequence[str], labels: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each word its first token's, and of each label its marker's, or its vector."""
+        if self._of_labels is not None:
+            vectors = [self._vector(label) for label in labels]
+            return self._read(words), torch.stack(vectors)
+        marker, separator = self._settings["ent_token"], self._settings["sep_token"]
+        prompt = [part for label in labels for part in (marker, label)]
+        by_word = self._read([*prompt, separator, *words])
+        return by_word[len(prompt) + 1 :], by_word[: len(prompt) : 2]
+
+    def _read(self, words: Sequence[str]) -> torch.Tensor:
+        """The state of the first token of each word."""
+        tokens = self._tokenizer.encode([*words], is_pretokenized=True)
+        states = self._encoder(input_ids=torch.tensor([tokens.ids])).last_hidden_state[0]
+        states = self._linear("token_rep_layer.projection", states)
+        return states[[tokens.word_ids.index(place) for place in range(len(words))]]
+
+    def _vector(self, label: str) -> torch.Tensor:
+        ids = self._labels_tokenizer.encode(label).ids
+        state = self._of_labels(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0)
+        return self._linear("token_rep_layer.labels_projection", state)
+
+    def _mlp(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Two linear layers, or the one of models of the form ``marker``."""
+        if f"{name}.weight" in self._tensors:
+            return self._linear(name, value)
+        return self._linear(f"{name}.3", self._linear(f"{name}.0", value).relu())
+
+    def _linear(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """``value`` itself where there is no such layer."""
+        if f"{name}.weight" not in self._tensors:
+            return value
+        return nn.functional.linear(value, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"])
+
+    def _filled(self, prefix: str, settings: dict[str, Any]) -> Any:
+        kind = settings["model_type"]
+        model = encoder_model(kind, AutoConfig.for_model(**settings))
+        model.load_state_dict(self._under(prefix))
+        return model.eval()
+
+    def _under(self, prefix: str) -> dict[str, torch.Tensor]:
+        start = f"{prefix}."
+        return {name.removeprefix(start): value for name, value in self._tensors.items() if name.startswith(start)}
