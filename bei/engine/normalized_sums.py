@@ -142,10 +142,10 @@ class _Replacement:
         rows = sized[:2] if sized else list(place.total.input_values())
         # A sum that later ones add to stays FP32, as in OpenVINO: in BF16 each of them would round it once more. What
         # is gained is casts and roundings: without either, OpenVINO is as fast (docs/decisions.md).
-        in_bf16 = self._computes_bf16 and not readers_of_total
-        if self._computes_bf16 and not in_bf16 and codes is None:
+        is_narrow = self._computes_bf16 and not readers_of_total
+        if self._computes_bf16 and not is_narrow and codes is None:
             return False
-        inputs = [self._narrow(value) for value in rows] if in_bf16 else rows
+        inputs = [in_bf16(self._ops, value) for value in rows] if is_narrow else rows
         inputs = [*inputs, *(ops.constant(vector).output(0) for vector in (place.weight, place.bias))]
         if sized:
             inputs += [sized[2], ops.constant(sized[3]).output(0)]
@@ -162,7 +162,7 @@ class _Replacement:
         outputs = list(self._factory.create("NormalizedSum", inputs, attributes).outputs())
         norm = outputs.pop(0)
         # The graph's own types are FP32; the compiler drops this cast where what follows computes in BF16.
-        self._take_over(place.norm, ops.convert(norm, "f32").output(0) if in_bf16 else norm)
+        self._take_over(place.norm, ops.convert(norm, "f32").output(0) if is_narrow else norm)
         if readers_of_total:
             self._take_over(total, outputs.pop(0), readers_of_total)
         for old, new in zip(codes.outputs if codes else [], outputs, strict=True):
@@ -174,32 +174,12 @@ class _Replacement:
             reader.replace_source_output(new)
         new.set_names(old.get_names())
 
-    def _narrow(self, value: Any) -> Any:
-        """``value`` in BF16."""
-        node = value.get_node()
-        if node.get_type_name() == "Convert" and node.get_input_element_type(0).get_type_name() == "bf16":
-            return node.input_value(0)
-        cast = self._ops.convert(value, "bf16")
-        cast.set_rt_info(True, _IN_BF16)
-        return cast.output(0)
-
     def _sized(self, place: _Place) -> tuple[Any, Any, Any, Float32Array] | None:
         """Where one matrix of the sum is a product of rounded rows times their sizes: that product, the other matrix,
         the sizes, the bias."""
         for index, value in enumerate(place.total.input_values()):
-            node, bias = value.get_node(), np.zeros(place.weight.size, np.float32)
-            if node.get_type_name() == "Add" and len(value.get_target_inputs()) == 1:
-                added = _beside_constant(node)
-                if added is None or added[1].size != bias.size:
-                    continue
-                value, bias = added[0], added[1].reshape(-1)
-                node = value.get_node()
-            if node.get_type_name() != "Multiply" or len(value.get_target_inputs()) != 1:
-                continue
-            product, sizes = node.input_values()
-            shape = sizes.get_partial_shape()
-            if shape.rank == 2 and shape[1] == 1 and shape[0].is_dynamic:
-                return product, place.total.input_value(1 - index), sizes, bias
+            if found := sized_product(value, place.weight.size):
+                return found[0], place.total.input_value(1 - index), *found[1:]
         return None
 
     def _codes(self, place: _Place) -> _Codes | None:
@@ -212,6 +192,34 @@ class _Replacement:
                 self._num_fake -= 1
                 return codes
         return None
+
+
+def in_bf16(ops: Any, value: Any) -> Any:
+    """``value`` in BF16."""
+    node = value.get_node()
+    if node.get_type_name() == "Convert" and node.get_input_element_type(0).get_type_name() == "bf16":
+        return node.input_value(0)
+    cast = ops.convert(value, "bf16")
+    cast.set_rt_info(True, _IN_BF16)
+    return cast.output(0)
+
+
+def sized_product(value: Any, width: int) -> tuple[Any, Any, Float32Array] | None:
+    """Where ``value`` is a product of rounded rows times their sizes, and a bias: the product, the sizes, the bias."""
+    node, bias = value.get_node(), np.zeros(width, np.float32)
+    if node.get_type_name() == "Add" and len(value.get_target_inputs()) == 1:
+        added = _beside_constant(node)
+        if added is None or added[1].size != bias.size:
+            return None
+        value, bias = added[0], added[1].reshape(-1)
+        node = value.get_node()
+    if node.get_type_name() != "Multiply" or len(value.get_target_inputs()) != 1:
+        return None
+    product, sizes = node.input_values()
+    shape = sizes.get_partial_shape()
+    if shape.rank != 2 or shape[1] != 1 or shape[0].is_static:
+        return None
+    return product, sizes, bias
 
 
 def _static_codes(node: Any, value: Any, width: int) -> _Codes | None:

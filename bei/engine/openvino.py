@@ -209,7 +209,7 @@ def _replaced(
     if attentions:
         use_kernels(openvino, model, attentions, kernels, longest, computes_bf16=computes_bf16)
     if roundings:  # of contexts too, which may be the kernel's by now
-        use_rounding_kernel(openvino, model, roundings, kernels.library)
+        use_rounding_kernel(openvino, model, roundings, kernels, computes_bf16=computes_bf16)
     num_norms = 0
     if kernels.normalizes_sums and (computes_bf16 or roundings):  # in FP32 it is no faster; of the kernels above too
         num_norms = use_norm_kernel(openvino, model, kernels.library, computes_bf16=computes_bf16)

@@ -66,19 +66,23 @@ PACKAGE = "bei-kernels-cpu"
 _ON_TILES = (0, 3)
 # The first one whose attention reads keys that sequences share.
 _SHARING = (0, 5)
+# The first one whose rounding computes GELU.
+_ACTIVATING = (0, 6)
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The installed package. ``name``: it and the kernel that this CPU runs, for people. ``attends``: as fast as
     OpenVINO's own operations, or faster. ``normalizes_sums``: it has the operation for residual sums and norms, as from
-    0.4.0 on. ``shares_prefixes``: its attention reads keys that sequences share, as from 0.5.0 on."""
+    0.4.0 on. ``shares_prefixes``: its attention reads keys that sequences share, as from 0.5.0 on. ``activates``: its
+    rounding also computes GELU, as from 0.6.0 on."""
 
     library: Path
     name: str
     attends: bool = True
     normalizes_sums: bool = False
     shares_prefixes: bool = False
+    activates: bool = False
 
 
 def why_not_on_tiles(version: str) -> str | None:
@@ -122,6 +126,7 @@ def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
         attends=slow is None,
         normalizes_sums="NormalizedSum" in operations,
         shares_prefixes=_release(package.__version__) >= _SHARING,
+        activates=_release(package.__version__) >= _ACTIVATING,
     )
 
 

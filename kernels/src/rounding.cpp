@@ -1,5 +1,7 @@
-// Two loops over a row, in parts that stay in registers.
+// Loops over a row, whose values stay in the first cache between them.
 #include "rounding.hpp"
+
+#include <vector>
 
 #include "loops.hpp"
 
@@ -8,54 +10,83 @@ namespace {
 
 constexpr size_t LANES = 64;
 
-// y of `count` columns from `from` on, into `to`.
-template <class Input, bool IsUnsigned>
-BEI_INLINE void scale(const Input *__restrict row, const float *__restrict factors,
-                      float least, size_t count, float *__restrict to) {
-    for (size_t i = 0; i < count; ++i) {
-        const float above = wide(row[i]) - least;
-        to[i] = (IsUnsigned && above < 0.0f ? 0.0f : above) * factors[i];
-    }
+BEI_INLINE float gelu(float x) {
+    float y = x < -GELU_BOUND ? -GELU_BOUND : x;
+    y = y > GELU_BOUND ? GELU_BOUND : y;
+    const float square = y * y;
+    constexpr int last = sizeof GELU_POLYNOMIAL / sizeof *GELU_POLYNOMIAL - 1;
+    float sum = GELU_POLYNOMIAL[last];
+#pragma GCC unroll 16
+    for (int i = last; i-- > 0;) sum = sum * square + GELU_POLYNOMIAL[i];
+    return x * (0.5f + y * sum);
 }
 
-template <class Input, bool IsUnsigned>
-BEI_INLINE void round_row(const RowRounding &it, size_t r) {
-    const Input *row = static_cast<const Input *>(it.rows) + r * it.width;
-    uint8_t *codes = static_cast<uint8_t *>(it.codes) + r * it.width;
-    float values[LANES], largest[LANES];
-    for (float &one : largest) one = LEAST_SIZE;
-    for (size_t i = 0; i < it.width; i += LANES) {
-        const size_t count = it.width - i < LANES ? it.width - i : LANES;
-        scale<Input, IsUnsigned>(row + i, it.factors + i, it.least, count, values);
-        for (size_t lane = 0; lane < count; ++lane) {
-            const float size = __builtin_fabsf(values[lane]);
-            largest[lane] = largest[lane] < size ? size : largest[lane];
-        }
-    }
+// body(column, lane) for all columns of a row. Whole blocks have loops of a known length.
+template <class Body>
+BEI_INLINE void for_columns(size_t width, Body body) {
+    size_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        for (size_t lane = 0; lane < LANES; ++lane) body(i + lane, lane);
+    for (size_t lane = 0; lane < width - i; ++lane) body(i + lane, lane);
+}
+
+// GELU of row r, or the row, into `values`.
+template <class Input, bool HasGelu>
+BEI_INLINE void activate(const RowRounding &it, size_t r, float *__restrict values) {
+    const Input *__restrict row = static_cast<const Input *>(it.rows) + r * it.width;
+    const float *__restrict bias = it.bias;
+    const float size = HasGelu && it.row_sizes ? it.row_sizes[r] : 1.0f;
+    if (HasGelu && bias)
+        for_columns(it.width, [&](size_t i, size_t) __attribute__((always_inline)) {
+            values[i] = gelu(wide(row[i]) * size + bias[i]);
+        });
+    else
+        for_columns(it.width, [&](size_t i, size_t) __attribute__((always_inline)) {
+            values[i] = HasGelu ? gelu(wide(row[i]) * size) : wide(row[i]);
+        });
+}
+
+template <class Input, bool IsUnsigned, bool HasGelu>
+BEI_INLINE void round_row(const RowRounding &it, size_t r, float *__restrict values) {
+    activate<Input, HasGelu>(it, r, values);
+    const float *__restrict factors = it.factors;
+    const float least = it.least;
+    float largest[LANES] = {};
+    for_columns(it.width, [&](size_t i, size_t lane) __attribute__((always_inline)) {
+        const float above = values[i] - least;
+        values[i] = (IsUnsigned && above < 0.0f ? 0.0f : above) * factors[i];
+        const float one = __builtin_fabsf(values[i]);
+        largest[lane] = largest[lane] < one ? one : largest[lane];
+    });
     float size = LEAST_SIZE;
     for (float one : largest) size = size < one ? one : size;
     it.sizes[r] = size;
     const float factor = (IsUnsigned ? 255.0f : 127.0f) / size;
-    for (size_t i = 0; i < it.width; i += LANES) {
-        const size_t count = it.width - i < LANES ? it.width - i : LANES;
-        scale<Input, IsUnsigned>(row + i, it.factors + i, it.least, count, values);
-        uint8_t *__restrict to = codes + i;
-        for (size_t lane = 0; lane < count; ++lane) to[lane] = nearest_code(values[lane] * factor);
-    }
+    uint8_t *__restrict codes = static_cast<uint8_t *>(it.codes) + r * it.width;
+    for_columns(it.width, [&](size_t i, size_t) __attribute__((always_inline)) {
+        codes[i] = nearest_code(values[i] * factor);
+    });
 }
 
-template <class Input, bool IsUnsigned>
+template <class Input, bool IsUnsigned, bool HasGelu>
+BEI_INLINE void round_rows_of(const RowRounding &it, size_t first, size_t end) {
+    std::vector<float> values(it.width);
+    for (size_t r = first; r < end; ++r) round_row<Input, IsUnsigned, HasGelu>(it, r, values.data());
+}
+
+template <class Input>
 BEI_INLINE void round_all(const RowRounding &it, size_t first, size_t end) {
-    for (size_t r = first; r < end; ++r) round_row<Input, IsUnsigned>(it, r);
+    if (it.has_gelu)
+        it.is_unsigned ? round_rows_of<Input, true, true>(it, first, end) : round_rows_of<Input, false, true>(it, first, end);
+    else
+        it.is_unsigned ? round_rows_of<Input, true, false>(it, first, end)
+                       : round_rows_of<Input, false, false>(it, first, end);
 }
 
 }  // namespace
 
 BEI_CLONES void round_rows(const RowRounding &it, size_t first, size_t end) {
-    if (it.element == Element::f32)
-        it.is_unsigned ? round_all<float, true>(it, first, end) : round_all<float, false>(it, first, end);
-    else
-        it.is_unsigned ? round_all<uint16_t, true>(it, first, end) : round_all<uint16_t, false>(it, first, end);
+    it.element == Element::f32 ? round_all<float>(it, first, end) : round_all<uint16_t>(it, first, end);
 }
 
 }  // namespace bei

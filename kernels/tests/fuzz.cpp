@@ -5,6 +5,7 @@
 //
 // Buffers have exactly the size that is read or written, so that AddressSanitizer sees a step beyond them. What is wrong
 // is printed with its seed, and the exit code is 1.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -177,37 +178,71 @@ double largest_error(const Case &it, bei::Kernel kernel, const std::vector<doubl
     return most;
 }
 
-// The largest distance of a code, and of a size relative to it, from what they are in double precision. Half a code is
-// the rounding itself.
-double largest_distance(std::mt19937 &random, Element element) {
+// A random rounding of rows.
+struct RoundingCase {
+    bei::RowRounding of{};
+    std::vector<float> rows, row_sizes, bias, factors;
+    std::vector<uint16_t> half;
+    size_t num_rows = 0;
+
+    // What of row r and column i is to be rounded, in double precision.
+    double value(size_t r, size_t i) const {
+        double x = rows[r * of.width + i];
+        if (of.has_gelu) {
+            if (of.row_sizes) x = x * row_sizes[r] + bias[i];
+            x = x / 2 * std::erfc(-x / std::sqrt(2.0));
+        }
+        const double above = x - of.least;
+        return (of.is_unsigned ? std::max(above, 0.0) : above) * factors[i];
+    }
+};
+
+RoundingCase made_rounding(std::mt19937 &random, Element element) {
     auto among = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
     std::normal_distribution<float> normal;
-    const size_t num_rows = among(1, 40), width = among(1, 300);
-    bei::RowRounding it{};
-    it.element = element, it.width = width, it.is_unsigned = among(0, 1);
-    it.least = it.is_unsigned ? -0.17f : 0.0f;
-    std::vector<float> rows(num_rows * width), factors(width), sizes(num_rows);
+    RoundingCase it;
+    it.num_rows = among(1, 40);
+    it.of.element = element, it.of.width = among(1, 300), it.of.is_unsigned = among(0, 1), it.of.has_gelu = among(0, 1);
+    it.of.least = it.of.is_unsigned ? -0.17f : 0.0f;
     const bool is_zero = among(0, 9) == 0;
-    for (float &value : rows) value = is_zero ? 0.0f : rounded(normal(random), element);
-    for (float &factor : factors) factor = std::exp(normal(random));
-    const auto half = narrow(rows);
-    std::vector<uint8_t> codes(rows.size());
-    it.rows = element == Element::f32 ? static_cast<const void *>(rows.data()) : half.data();
-    it.factors = factors.data(), it.codes = codes.data(), it.sizes = sizes.data();
-    bei::round_rows(it, 0, num_rows);
+    auto fill = [&](std::vector<float> &to, size_t size, auto one) {
+        for (size_t i = 0; i < size; ++i) to.push_back(one());
+    };
+    fill(it.rows, it.num_rows * it.of.width, [&] { return is_zero ? 0.0f : rounded(2 * normal(random), element); });
+    fill(it.factors, it.of.width, [&] { return std::exp(normal(random)); });
+    if (it.of.has_gelu && among(0, 1)) {
+        fill(it.row_sizes, it.num_rows, [&] { return std::exp(normal(random) / 4); });
+        fill(it.bias, it.of.width, [&] { return normal(random); });
+    }
+    it.half = narrow(it.rows);
+    return it;
+}
+
+// The largest distance of a code, and of a size relative to it, from what they are in double precision. Half a code is
+// the rounding itself. What GELU may be off by does not count.
+double largest_distance(const RoundingCase &it) {
+    constexpr double GELU_ERROR = 5e-5;
+    bei::RowRounding a = it.of;
+    std::vector<uint8_t> codes(it.rows.size());
+    std::vector<float> sizes(it.num_rows);
+    a.rows = a.element == Element::f32 ? static_cast<const void *>(it.rows.data()) : it.half.data();
+    if (!it.row_sizes.empty()) a.row_sizes = it.row_sizes.data(), a.bias = it.bias.data();
+    a.factors = it.factors.data(), a.codes = codes.data(), a.sizes = sizes.data();
+    bei::round_rows(a, 0, it.num_rows);
+    RoundingCase expected = it;
+    expected.of.row_sizes = a.row_sizes;
+    const double largest_factor = *std::max_element(it.factors.begin(), it.factors.end());
+    const double error = a.has_gelu ? GELU_ERROR * largest_factor : 0.0, largest_code = a.is_unsigned ? 255 : 127;
     double most = 0;
-    for (size_t r = 0; r < num_rows; ++r) {
-        auto scaled = [&](size_t i) {
-            const double above = double(rows[r * width + i]) - it.least;
-            return (it.is_unsigned ? std::max(above, 0.0) : above) * factors[i];
-        };
+    auto note = [&](double distance) { most = distance <= most ? most : distance; };  // NaN counts
+    for (size_t r = 0; r < it.num_rows; ++r) {
         double size = bei::LEAST_SIZE;
-        for (size_t i = 0; i < width; ++i) size = std::max(size, std::abs(scaled(i)));
-        most = std::max(most, std::abs(sizes[r] / size - 1));
-        for (size_t i = 0; i < width; ++i) {
-            const uint8_t code = codes[r * width + i];
-            const double found = it.is_unsigned ? double(code) : double(int8_t(code));
-            most = std::max(most, std::abs(found - scaled(i) / size * (it.is_unsigned ? 255 : 127)));
+        for (size_t i = 0; i < a.width; ++i) size = std::max(size, std::abs(expected.value(r, i)));
+        note(std::max(std::abs(sizes[r] - size) - error, 0.0) / size);
+        for (size_t i = 0; i < a.width; ++i) {
+            const uint8_t code = codes[r * a.width + i];
+            const double found = a.is_unsigned ? double(code) : double(int8_t(code));
+            note(std::abs(found - expected.value(r, i) / size * largest_code) - 2 * error / size * largest_code);
         }
     }
     return most;
@@ -343,7 +378,7 @@ int main(int argc, char **argv) {
             std::printf("seed %d, %s: an error of %g\n", seed, kernel.name, error);
             ++num_wrong;
         }
-        const double distance = largest_distance(random, element);
+        const double distance = largest_distance(made_rounding(random, element));
         if (!(distance <= 0.5001)) {
             std::printf("seed %d, rounding: a distance of %g\n", seed, distance);
             ++num_wrong;

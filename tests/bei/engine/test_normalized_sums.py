@@ -243,9 +243,14 @@ def test_a_package_without_the_operation_is_used_for_what_it_has(monkeypatch: py
     library = SimpleNamespace(bei_kernel=lambda _: b"avx2")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     openvino = SimpleNamespace(__version__="2026.4.1-1")
-    for operations, expected in (({}, False), ({"OPERATIONS": ("NormalizedSum", "PackedAttention")}, True)):
-        package = SimpleNamespace(__version__="0.3.0", OPENVINO="2026.4.1", LIBRARY=Path("lib.so"), **operations)
+    with_norms = {"OPERATIONS": ("NormalizedSum", "PackedAttention")}
+    for version, operations, normalizes, activates in (
+        ("0.3.0", {}, False, False),
+        ("0.5.0", with_norms, True, False),
+        ("0.6.0", with_norms, True, True),
+    ):
+        package = SimpleNamespace(__version__=version, OPENVINO="2026.4.1", LIBRARY=Path("lib.so"), **operations)
         monkeypatch.setitem(sys.modules, "bei_kernels_cpu", package)
         kernels = installed_kernels(openvino, computes_bf16=True)
         assert kernels is not None
-        assert kernels.normalizes_sums == expected
+        assert (kernels.normalizes_sums, kernels.activates) == (normalizes, activates)
