@@ -51,16 +51,41 @@ class PixelBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return max(self.most // step**2, int(longest / step), int(grown))
 
 
+class PixelBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An image keeps its proportions, about: it is made smaller or larger until it has ``most`` pixels, and its sides
+    are then rounded down to multiples of ``multiple``, of which ``most`` is a multiple too."""
+
+    most: int
+    multiple: int
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that an image is resized to (transformers.models.gemma4:
+        get_aspect_ratio_preserving_size)."""
+        step, factor = self.multiple, sqrt(self.most / (height * width))
+        rows, columns = floor(factor * height / step), floor(factor * width / step)
+        longest = self.most // step**2
+        if rows == 0:
+            rows, columns = 1, min(width // height, longest)
+        elif columns == 0:
+            rows, columns = min(height // width, longest), 1
+        return rows * step, columns * step
+
+    @property
+    def most_multiples(self) -> int:
+        """Squares of ``multiple`` pixels a side in an image, at most."""
+        return self.most // self.multiple**2
+
+
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps in order; those of an image processor that is off are None.
 
     ``shortest_edge``: the shorter side is resized to it, and the other in proportion. ``resize``: height and width
     without regard to proportions. ``max_num_patches``: in proportion, to as many whole patches as these are at most;
-    unset in artifacts of other processors, as are ``bounds``. At most one of the four is set. ``crop``: height and
-    width of the centre, with level 0 around an image that is smaller. Levels (0 to 255) times ``rescale``, minus
-    ``mean``, divided by ``std`` of the channel are the model's pixel values. ``fractions``: levels are not rounded to
-    whole numbers after resizing (DINOv3's processor resizes numbers from 0 to 1); unset in artifacts of other
-    processors.
+    unset in artifacts of other processors, as are ``bounds`` and ``budget``. At most one of the five is set. ``crop``:
+    height and width of the centre, with level 0 around an image that is smaller. Levels (0 to 255) times ``rescale``,
+    minus ``mean``, divided by ``std`` of the channel are the model's pixel values. ``fractions``: levels are not
+    rounded to whole numbers after resizing (DINOv3's processor resizes numbers from 0 to 1); unset in artifacts of
+    other processors.
     """
 
     shortest_edge: int | None
@@ -73,11 +98,17 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_num_patches: int | msgspec.UnsetType = msgspec.UNSET
     fractions: bool | msgspec.UnsetType = msgspec.UNSET
     bounds: PixelBounds | msgspec.UnsetType = msgspec.UNSET
+    budget: PixelBudget | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def by_pixels(self) -> PixelBounds | PixelBudget | None:
+        """How images are resized by their numbers of pixels; None: they are not."""
+        return self.bounds or self.budget or None
 
     def most_patches(self, patch_size: int) -> int | None:
         """Patches of an image, at most, where images have many sizes; None: they have one."""
-        if self.bounds:
-            return self.bounds.most_multiples * (self.bounds.multiple // patch_size) ** 2
+        if resized := self.by_pixels:
+            return resized.most_multiples * (resized.multiple // patch_size) ** 2
         return self.max_num_patches or None
 
     @property
@@ -101,18 +132,24 @@ def processor_faults(processor: ImageProcessor) -> Iterator[str]:
     sides = [processor.shortest_edge or 1, *(processor.resize or ()), *(processor.crop or ())]
     if not all(1 <= side <= MOST_SIDE for side in sides):
         yield f"sizes must be from 1 to {MOST_SIDE}"
-    most, bounds = processor.max_num_patches, processor.bounds
-    ways = (processor.shortest_edge, processor.resize, most, bounds)
-    if sum(map(bool, ways)) > 1 or ((most or bounds) and processor.crop):
-        yield "shortest_edge, resize, max_num_patches and bounds exclude each other, and the last two crop"
+    most, bounds, budget = processor.max_num_patches, processor.bounds, processor.budget
+    ways = (processor.shortest_edge, processor.resize, most, bounds, budget)
+    if sum(map(bool, ways)) > 1 or ((most or bounds or budget) and processor.crop):
+        yield "shortest_edge, resize, max_num_patches, bounds and budget exclude each other, and the last three crop"
     if bounds:
         yield from _faults_of(bounds)
+    if budget and not (1 <= budget.multiple <= MOST_SIDE and _is_multiple(budget.most, budget.multiple**2)):
+        yield f"budget must be a multiple from 1 to {MOST_SIDE}, and pixels that are whole squares of it"
     if most is not msgspec.UNSET and not 1 <= most <= MOST_PATCHES:
         yield f"max_num_patches must be from 1 to {MOST_PATCHES}"
     if processor.fractions and (not processor.resize or processor.crop or processor.resample not in FRACTION_FILTERS):
         yield f"fractions are of resizing to one size by {' or '.join(FRACTION_FILTERS)}, without crop"
     if not all(map(isfinite, (processor.rescale, *processor.mean, *processor.std))) or 0.0 in processor.std:
         yield "rescale, mean and std must be finite numbers, std other than 0"
+
+
+def _is_multiple(pixels: int, square: int) -> bool:
+    return square <= pixels <= MOST_SIDE**2 and pixels % square == 0
 
 
 def _faults_of(bounds: PixelBounds) -> Iterator[str]:

@@ -20,7 +20,8 @@ class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     one input or pair, each within ``around``; unset: one.
 
     ``merged_side``: a state stands for a block of so many patches a side; unset: for one patch. The tower's engine
-    gives each patch of a block its part of the state, and blocks follow each other, patch by patch.
+    gives each patch of a block its part of the state, the last one with zeros behind its end where the parts are not
+    equal, and blocks follow each other, patch by patch.
     """
 
     before: list[int]
@@ -39,7 +40,7 @@ class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def row_width(self) -> int:
         """Numbers of a state that the tower's engine gives for each patch."""
-        return self.width // self.side**2
+        return -(-self.width // self.side**2)
 
     def of_image(self, answer: Float32Array) -> Float32Array:
         """Of the vectors of an image's tokens those from its first state on: those in front may not have seen it."""

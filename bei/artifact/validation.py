@@ -395,10 +395,10 @@ def _sequence(manifest: Manifest, tower: ImageTower, sequence: ImageSequence) ->
         yield f"images.sequence.width is {shown(sequence.width)}, which is no width of a model"
     if sequence.most_images and (not sequence.around or not 1 <= sequence.most_images <= MOST_IMAGES):
         yield f"images.sequence.most_images is {shown(sequence.most_images)}, which no input has"
-    bounds, side = tower.processor.bounds, sequence.side
-    if not 1 <= side <= MOST_SIDE or sequence.width % side**2 or (tower.num_leading and side > 1):
-        yield f"images.sequence.merged_side is {shown(side)}, in which no state is divided"
-    if (side > 1 or bounds) and (not bounds or bounds.multiple != side * tower.patch_size):
+    resized, side = tower.processor.by_pixels, sequence.side
+    if not 1 <= side <= MOST_SIDE or (tower.num_leading and side > 1):
+        yield f"images.sequence.merged_side is {shown(side)}, of which no block of patches is"
+    if (side > 1 or resized) and (resized is None or resized.multiple != side * tower.patch_size):
         yield "images.sequence merges patches that images are not cut into"
 
 
@@ -424,7 +424,7 @@ def _labels(manifest: Manifest) -> Iterator[str]:
 
 def _has_tokens(tower: ImageTower, num_tokens: int) -> bool:
     """True if images have ``num_tokens``, or up to a maximum which holds these."""
-    if tower.processor.bounds and tower.processor.bounds.multiple % tower.patch_size:
+    if (resized := tower.processor.by_pixels) and resized.multiple % tower.patch_size:
         return False
     if most := tower.processor.most_patches(tower.patch_size):
         return num_tokens <= tower.max_seq_len == most + tower.num_leading

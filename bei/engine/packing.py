@@ -442,7 +442,7 @@ def _features(width: int, batch: PackedBatch, size: int) -> tuple[Float32Array, 
     rows = np.zeros((bucket(num_rows + 1), width), np.float32)
     if table is not None:
         slots[: batch.num_tokens] = table.slots
-        rows[1 : num_rows + 1] = table.rows
+        rows[1 : num_rows + 1] = table.rows[:, :width]  # filled up where the tower's tokens divide them unevenly
     return rows, slots
 
 

@@ -86,12 +86,12 @@ class ImageEncoder:
 
     def num_states(self, source: ImageInput) -> int:
         """Tokens that ``source`` has in the tower, by its header; the most of an image where that does not say it."""
-        bounds = self._processor.bounds
-        if not bounds or (size := size_by_header(source)) is None:
+        resized = self._processor.by_pixels
+        if resized is None or (size := size_by_header(source)) is None:
             return self._most_states
-        if not 0 < max(size) <= MOST_STRETCHED * min(size):
+        if min(size) < 1 or (self._processor.bounds and max(size) > MOST_STRETCHED * min(size)):
             return self._most_states  # it will be refused
-        height, width = bounds.size(*size)
+        height, width = resized.size(*size)
         return height * width // self._patch_size**2
 
     def num_tokens(self, num_states: int) -> int:
@@ -249,8 +249,8 @@ def processed(image: Image, processor: ImageProcessor, patch_size: int, param: s
 
 def _resized(height: int, width: int, processor: ImageProcessor, patch_size: int) -> tuple[int, int] | None:
     """Height and width after resizing; None: it is not resized."""
-    if processor.bounds:
-        return processor.bounds.size(height, width)
+    if resized := processor.by_pixels:
+        return resized.size(height, width)
     if processor.max_num_patches:
         return whole_patches(height, width, patch_size, processor.max_num_patches)
     if processor.shortest_edge is None:

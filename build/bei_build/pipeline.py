@@ -45,6 +45,7 @@ from bei_build.checkpoint.image_tower import (
     read_image_tower,
     read_images_alone,
     reads_images_alone,
+    without_images,
 )
 from bei_build.checkpoint.label_tower import read_label_tower
 from bei_build.checkpoint.locate import Location, locate
@@ -98,6 +99,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         if reads_texts := config.texts and not reads_images_alone(location):
             checkpoint = _read(config, location, precision)
             images = _image_tower(config, checkpoint, compiler, precision, progress)
+            checkpoint = checkpoint if images is not None else without_images(checkpoint)
             labels = _label_tower(config, checkpoint, compiler)
         else:
             images = read_images_alone(location)

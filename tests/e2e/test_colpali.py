@@ -1,5 +1,5 @@
-"""ColPali, ColQwen2 and Qwen3-VL-Embedding in several processes, and in jobs over files: the vectors of transformers'
-classes."""
+"""ColPali, ColQwen2, Qwen3-VL-Embedding and EmbeddingGemma 2 in several processes, and in jobs over files: the vectors
+of transformers' classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bei.artifact.manifest import Artifact
 from bei.config.devices import usable_cores
 from bei.core import Float32Array
 from tests.e2e.process import DEADLINE_S, Server, run, serve
-from tests.support import colpali, colqwen2, qwen3_vl
+from tests.support import colpali, colqwen2, embedding_gemma2, qwen3_vl
 from tests.support.builds import build_artifact
 from tests.support.two_towers import data_url, drawn_files
 
@@ -40,6 +40,9 @@ FAMILIES = {
     "colpali": Family(colpali.save_colpali, colpali.library_rows),
     "colqwen2": Family(colqwen2.save_colqwen2, colqwen2.library_rows),
     "qwen3_vl": Family(qwen3_vl.save_qwen3_vl, qwen3_vl.library_rows, "/embed", "embed", "tokens"),
+    "embedding_gemma2": Family(
+        embedding_gemma2.save_embedding_gemma2, embedding_gemma2.library_rows, "/embed", "embed", "tokens"
+    ),
 }
 
 

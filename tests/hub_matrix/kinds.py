@@ -19,7 +19,7 @@ from tests.bei_build.families import jina, lfm2, nomic
 from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import IMAGE_QUERY, ImagesOf, Late, Settings, Structure, Task, Template
-from tests.support import colpali, colqwen2, qwen2_vl, qwen3_vl
+from tests.support import colpali, colqwen2, embedding_gemma2, qwen2_vl, qwen3_vl
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
 from tests.support.gliner_models import save_gliner
 from tests.support.gliner_reference import GlinerReference
@@ -323,6 +323,13 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "colpali": partial(decoder_of_images, "ColPaliForRetrieval", colpali.save_colpali, colpali.library_rows),
     "colqwen2": partial(decoder_of_images, "ColQwen2ForRetrieval", colqwen2.save_colqwen2, colqwen2.library_rows),
     "colpali_engine": engine_adapter,
+    "embedding_gemma2": partial(
+        decoder_of_images,
+        "EmbeddingGemma2Model",
+        embedding_gemma2.save_published,
+        embedding_gemma2.library_rows,
+        "embed",
+    ),
     "qwen3_vl": partial(
         decoder_of_images,
         "Qwen3VLForConditionalGeneration",

@@ -115,17 +115,6 @@ LLAMA3_ROPE = rope(
 )
 LLAMA3: Settings = decoder(4, 1, **LLAMA3_ROPE)
 MISTRAL: Settings = decoder(4, 1, **rope())
-EMBEDDINGGEMMA2: Settings = decoder(
-    4,
-    2,
-    layer_types=["sliding_attention", "full_attention"],
-    sliding_window=8,
-    head_dim=8,
-    global_head_dim=16,
-    num_global_key_value_heads=1,
-    hidden_size_per_layer_input=32,
-    embedding_dim=48,
-)
 LFM2: Settings = decoder(
     4, 2, **rope(theta=1000000.0), layer_types=["conv", "full_attention"], block_multiple_of=8, tie_word_embeddings=True
 )

@@ -1,5 +1,6 @@
 """What is written around images and texts for a decoder that reads both: by transformers' ColPaliProcessor and
-ColQwen2Processor (processor_config.json), or by a chat template (Qwen2-VL's and Qwen3-VL's embedders)."""
+ColQwen2Processor (processor_config.json), or by a chat template (Qwen2-VL's and Qwen3-VL's embedders, and
+EmbeddingGemma 2, ``gemma_processor``)."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from bei.tokenizer.prompts import SLOT
 from bei.tokenizer.templates import filled
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import SideSettings
+from bei_build.checkpoint.gemma_processor import IMAGE as GEMMA_IMAGE
+from bei_build.checkpoint.gemma_processor import image_markers_of, with_plain_prompts
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
-from bei_build.families import colpali, colqwen2, qwen2_vl, qwen3_vl
+from bei_build.families import colpali, colqwen2, embedding_gemma2, qwen2_vl, qwen3_vl
 from bei_build.families.base import Family
 from bei_build.files.json_settings import read_object
-from bei_build.spec.parts import PatchesSpec
+from bei_build.spec.patches import PatchesSpec
 from bei_build.tokenizer.chat_template import (
     ChatSettings,
     Frame,
@@ -147,6 +150,8 @@ def with_prompts(
     ``scores_pairs``: not of a model that the user builds for scores of tokens. Raises CheckpointError."""
     if family.model_type in _TURNS and not files.score_ids and not scores_pairs:
         return _with_frames(files, _TURNS[family.model_type])
+    if family is embedding_gemma2.FAMILY:
+        return with_plain_prompts(files)
     processor = _processor_of(family)
     if processor is None:
         return files
@@ -198,9 +203,12 @@ def _behind_all(folder: Path) -> str:
     return "".join(encoded.tokens[places[-1] + 1 :])
 
 
-def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenization:
-    """``tokenization``, which refuses the place of an image in a text, as the library's processor does."""
+def with_refused_text(tokenization: Tokenization, family: Family, *, reads_images: bool) -> Tokenization:
+    """``tokenization``, which refuses the place of an image in a text, as the library's processor does.
+    ``reads_images``: images may stand among the tokens."""
     processor = _processor_of(family)
+    if family is embedding_gemma2.FAMILY and reads_images:
+        return msgspec.structs.replace(tokenization, refused_text=GEMMA_IMAGE)
     if processor is None and family.model_type not in _TURNS:
         return tokenization
     return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)
@@ -211,11 +219,55 @@ def pair_template(checkpoint: Checkpoint) -> RerankTemplate | None:
     return _RANKER_TEMPLATE if checkpoint.spec.architecture == qwen2_vl.RANKER else None
 
 
+class _Reading(NamedTuple):
+    """How an image is read: the token ``image``, whose id config.json has as ``named``, under ``key``; the tokens
+    ``before`` and ``after`` of one that is read alone, or as the document of a pair; ``around`` and ``most_images`` as
+    in ``ImageSequence``."""
+
+    image: str
+    key: str
+    named: int
+    before: list[int]
+    after: list[int]
+    around: tuple[str, str] | None
+    most_images: int | msgspec.UnsetType
+
+
 def image_sequence(
     checkpoint: Checkpoint, patches: PatchesSpec, num_patches: int, template: RerankTemplate | None
 ) -> ImageSequence:
     """How the decoder of ``checkpoint`` reads an image of ``patches``, so many at most; ``template``: of pairs, of a
     reranker. Raises CheckpointError, ConfigError."""
+    spec, side = checkpoint.spec, patches.block_side
+    read = _reading(checkpoint, template)
+    index = checkpoint.tokenizer.token_to_id(read.image)
+    if index is None or index != read.named:
+        raise CheckpointError(
+            f"config.json has {read.key} = {read.named}, and {read.image} is {index} in the tokenizer: transformers "
+            "would find no place for an image. Download the checkpoint again."
+        )
+    found = ImageSequence(
+        before=read.before,
+        token_id=index,
+        after=read.after,
+        width=spec.hidden_size * (1 + spec.embeddings.image_layers),
+        merged_side=side if side > 1 else msgspec.UNSET,
+        around=read.around or msgspec.UNSET,
+        most_images=read.most_images,
+    )
+    if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
+        fewer = ""
+        if patches.fits_images and (left := checkpoint.max_seq_len - len(read.before) - len(read.after)) > 0:
+            fewer = f"images of fewer pixels (--max-image-pixels {left * (patches.size * side) ** 2}), "
+        raise ConfigError(
+            f"max_seq_len {checkpoint.max_seq_len} is less than the {count} tokens of an image: choose at least that, "
+            f"{fewer}or build without images (--no-images)."
+        )
+    return found
+
+
+def _reading(checkpoint: Checkpoint, template: RerankTemplate | None) -> _Reading:
+    """How the model reads an image. Raises CheckpointError, ConfigError."""
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     processor = _processor_of(checkpoint.family)
     output = "embedding" if processor is None else "token_embedding"
@@ -225,15 +277,16 @@ def image_sequence(
         raise ConfigError(
             f"{spec.architecture} has {kind}: leave task and pooling out, or build it for texts alone (--no-images)."
         )
-    among = around
+    if checkpoint.family is embedding_gemma2.FAMILY:
+        return _Reading(GEMMA_IMAGE, "image_token_id", checkpoint.config.image_token_id, *image_markers_of(checkpoint))
+    image, key, among, last = _IMAGE_PAD, "image_token_id", around, []
     if around is not None:
         assert template is not None, "such pairs have one"
-        image, named = _IMAGE_PAD, checkpoint.config.image_token_id
         slots = {"query": _NO_QUERY, "instruction": template.instruction}
         first, second = (filled(part, slots) for part in template.body.split("{document}"))
         parts = (f"{template.prefix}{first}{around[0]}", f"{around[1]}{second}{template.suffix}")
+        last = [] if isinstance(template.last_id, msgspec.UnsetType) else [template.last_id]
     elif processor is None:
-        image, named = _IMAGE_PAD, checkpoint.config.image_token_id
         frame = _frame_of_prompt(checkpoint)
         among = mixed_markers(checkpoint.folder, checkpoint.files.chat or _OF_SCRIPT, _IMAGE_PAD)
         parts = (frame.before_image, frame.behind_image + _behind_all(checkpoint.folder))
@@ -243,36 +296,12 @@ def image_sequence(
                 "texts alone (--no-images)."
             )
     else:
-        image, named = processor.image, getattr(checkpoint.config.vlm_config, processor.image_id)
+        image, key = processor.image, processor.image_id
         parts = _parts_of_prompt(checkpoint.folder, processor)
-    index = tokenizer.token_to_id(image)
-    if index is None or index != named:
-        raise CheckpointError(
-            f"config.json has {processor.image_id if processor else 'image_token_id'} = {named}, and {image} is "
-            f"{index} in the tokenizer: transformers would find no place for an image. Download the checkpoint again."
-        )
+    config = checkpoint.config if processor is None else checkpoint.config.vlm_config
     before, after = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
-    if around is not None and template is not None and not isinstance(template.last_id, msgspec.UnsetType):
-        after = [*after, template.last_id]
-    side = patches.block_side
-    found = ImageSequence(
-        before=before,
-        token_id=index,
-        after=after,
-        width=spec.hidden_size * (1 + spec.embeddings.image_layers),
-        merged_side=side if side > 1 else msgspec.UNSET,
-        around=among or msgspec.UNSET,
-        most_images=_most_images(checkpoint, among, in_pair=around is not None),
-    )
-    if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
-        fewer = ""
-        if patches.fits_images and (left := checkpoint.max_seq_len - len(before) - len(after)) > 0:
-            fewer = f"images of fewer pixels (--max-image-pixels {left * (patches.size * side) ** 2}), "
-        raise ConfigError(
-            f"max_seq_len {checkpoint.max_seq_len} is less than the {count} tokens of an image: choose at least that, "
-            f"{fewer}or build without images (--no-images)."
-        )
-    return found
+    most = _most_images(checkpoint, among, in_pair=around is not None)
+    return _Reading(image, key, getattr(config, key), before, [*after, *last], among, most)
 
 
 def _most_images(checkpoint: Checkpoint, around: tuple[str, str] | None, *, in_pair: bool) -> int | msgspec.UnsetType:

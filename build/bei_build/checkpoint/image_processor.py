@@ -14,6 +14,7 @@ from bei.artifact.image_processor import (
     MOST_PATCHES,
     ImageProcessor,
     PixelBounds,
+    PixelBudget,
     Resample,
     processor_faults,
 )
@@ -62,7 +63,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **{"do_center_crop": False, "crop_size": None},
         **{"patch_size": 14, "temporal_patch_size": _FRAMES, "merge_size": _MERGED},
     },
+    "Gemma4": {
+        **{**_COMMON, "do_normalize": False, "image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)},
+        **{"size": None, "do_center_crop": False, "crop_size": None, "patch_size": 16, "pooling_kernel_size": 3},
+        # The second is an older name, which has no effect.
+        **{"max_soft_tokens": 280, "image_seq_length": 280},
+    },
 }
+# Of Gemma 4's processor: the tokens of an image, at most.
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
 # Processors that pass images of other modes on as they are, which their models refuse: as RGB they can be read.
 _OF_ANY_MODE = ("ViT", "DINOv3ViT", "Siglip2")
 # Processors that rescale levels before they resize.
@@ -155,9 +164,11 @@ class _Settings:
             )
         if not values["do_convert_rgb"] and kind not in _OF_ANY_MODE:
             raise self._unsupported("do_convert_rgb", "images are always read as RGB")
-        shortest, exact, bounds = None, None, None
+        shortest, exact, bounds, budget = None, None, None, None
         if kind == "Qwen2VL":
             bounds = self._bounds(values, usual_blocks, max_pixels)
+        elif kind == "Gemma4":
+            budget = self._budget(values, max_pixels)
         elif max_pixels is not None:
             raise ConfigError(
                 f"max_image_pixels is of images that keep their proportions, and those of {self.path} have the sizes "
@@ -182,6 +193,7 @@ class _Settings:
             max_num_patches=self._count("max_num_patches", values),
             fractions=(kind in _WITH_FRACTIONS and bool(values["do_resize"])) or msgspec.UNSET,
             bounds=bounds or msgspec.UNSET,
+            budget=budget or msgspec.UNSET,
         )
         if fault := next(processor_faults(found), None):
             raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
@@ -223,6 +235,26 @@ class _Settings:
                 "fewer",
             )
         return bounds
+
+    def _budget(self, values: Mapping[str, Any], max_pixels: int | None) -> PixelBudget:
+        """The pixels of an image, ``max_pixels`` at most."""
+        for name, only in (("do_resize", True), ("size", None), ("do_center_crop", False)):
+            if values[name] is not only:
+                raise self._unsupported(name, f"bei reads {only} of this image processor")
+        own, side = values["max_soft_tokens"], values["pooling_kernel_size"]
+        if own not in _SOFT_TOKENS or isinstance(own, bool):
+            raise self._unsupported("max_soft_tokens", f"it must be one of {', '.join(map(str, _SOFT_TOKENS))}")
+        if not _is_side(side) or side < 1:
+            raise self._unsupported("pooling_kernel_size", "it must be a number of patches")
+        multiple = values["patch_size"] * side
+        choices = {count * multiple**2: count for count in _SOFT_TOKENS if count <= own}
+        if max_pixels is not None and max_pixels not in choices:
+            pixels, tokens = (" or ".join(map(str, of)) for of in (choices, choices.values()))
+            raise ConfigError(
+                f"max_image_pixels is {max_pixels}, and images of {self.path} may have {pixels} pixels ({tokens} "
+                "tokens): choose one of these."
+            )
+        return PixelBudget(most=max_pixels or own * multiple**2, multiple=multiple)
 
     def _check_fractions(self, values: Mapping[str, Any], exact: tuple[int, int] | None) -> None:
         """Refuse what such processors' resizing of fractions is not read for."""

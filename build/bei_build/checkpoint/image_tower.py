@@ -29,7 +29,8 @@ from bei_build.families.vision import VisionFamily
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
 from bei_build.spec.model_spec import ModelSpec, Output
-from bei_build.spec.parts import LayerSpec, PatchesSpec
+from bei_build.spec.parts import EmbeddingsSpec, LayerSpec
+from bei_build.spec.patches import PatchesSpec
 from bei_build.tokenizer.library_tokenizer import TokenizerSettings
 from bei_build.weights.tensor_store import check_weights
 
@@ -40,6 +41,7 @@ _CANARY = (224, 224)
 @dataclass(frozen=True)
 class ImageCheckpoint:
     """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's, or an empty one.
+    ``averages``: an image's vector is the mean of the states of a decoder's tokens; else it is of one of them.
     ``output``: of the reference class, the vectors of images. ``sequence``: how the checkpoint's decoder reads an
     image; None: its vector is the tower's. ``head``: the output of the model that images have. ``has_processor`` and
     ``counts_as_text`` as in ``VisionFamily``."""
@@ -52,6 +54,7 @@ class ImageCheckpoint:
     head: Output = "embedding"
     has_processor: bool = True
     counts_as_text: bool = False
+    averages: bool = False
 
     @property
     def patches(self) -> PatchesSpec:
@@ -90,8 +93,15 @@ class ImageCheckpoint:
 
 
 def has_image_tower(checkpoint: Checkpoint) -> bool:
-    """True if the checkpoint's class has two towers."""
-    return table.vision_family(checkpoint.spec.architecture) is not None
+    """True if the checkpoint's class has two towers, and the checkpoint both."""
+    vision = table.vision_family(checkpoint.spec.architecture)
+    return vision is not None and (checkpoint.spec.embeddings.reads_images or not vision.is_read_by_decoder)
+
+
+def without_images(checkpoint: Checkpoint) -> Checkpoint:
+    """``checkpoint`` for texts alone: no images stand among its tokens."""
+    embeddings = replace(checkpoint.spec.embeddings, reads_images=False, image_layers=0)
+    return replace(checkpoint, spec=replace(checkpoint.spec, embeddings=embeddings))
 
 
 def reads_images_alone(location: Location) -> bool:
@@ -113,7 +123,8 @@ def read_image_tower(
     vision = table.vision_family(architecture)
     if vision is None or not has_image_processor(folder):
         return None
-    vision = vision.read_by(read_object(folder / "config.json"))
+    raw = read_object(folder / "config.json")
+    vision = vision.read_by(raw)
     if checkpoint.files.chat:
         vision = replace(vision, usual_blocks=None)
     read = _tower(folder, architecture, vision, max_pixels)
@@ -131,7 +142,7 @@ def read_image_tower(
         checkpoint,
         family=vision.family,
         spec=spec,
-        config=read.config if sequence is None else checkpoint.config,  # the reference class's
+        config=_reference_config(vision, raw, read.config if sequence is None else checkpoint.config),
         max_seq_len=read.max_tokens,
         modules={},
     )
@@ -145,7 +156,19 @@ def read_image_tower(
         head,
         vision.has_processor,
         vision.counts_as_text,
+        averages=sequence is not None and checkpoint.spec.heads[0].pooling == ("mean",),
     )
+
+
+def _reference_config(vision: VisionFamily, raw: Mapping[str, Any], otherwise: Any) -> Any:
+    """The config of the class that is the tower's reference."""
+    if vision.whole is None:
+        return otherwise
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(vision.whole(raw)))
+    config.return_dict = True
+    return config
 
 
 def read_images_alone(location: Location) -> ImageCheckpoint:
@@ -231,10 +254,11 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily, max_pixels: in
             f"{folder / 'preprocessor_config.json'} is of images of {'many sizes' if most else 'one size'}, and "
             f"{architecture} reads others. Download the checkpoint again."
         )
+    _check_blocks(path, processor, spec.embeddings, most)
     if most:
         side = isqrt(most) * patches.size
-        canary = processor.bounds.size(*_CANARY) if processor.bounds else (side, side)
-        patches = replace(patches, scales=processor.scales, shifts=processor.shifts)
+        canary = processor.by_pixels.size(*_CANARY) if processor.by_pixels else (side, side)
+        patches = patches.behind(processor.scales, processor.shifts)
         spec = replace(spec, embeddings=replace(spec.embeddings, patches=patches))
         return _Tower(config, spec, processor, canary, most)
     size = processor.output_size
@@ -247,6 +271,25 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily, max_pixels: in
         size = (config.image_size, config.image_size)
     spec, count = _with_images(spec, processor, size)
     return _Tower(config, spec, processor, size, count)
+
+
+def _check_blocks(path: Path, processor: ImageProcessor, spec: EmbeddingsSpec, most: int | None) -> None:
+    """Raise CheckpointError unless images of up to ``most`` patches are whole blocks, for whose patches ``spec`` has
+    positions."""
+    patches = spec.patches
+    assert patches is not None, "families of images have them"
+    if (resized := processor.by_pixels) and resized.multiple != patches.size * patches.block_side:
+        raise CheckpointError(
+            f"The image processor makes sides of multiples of {resized.multiple} pixels, and {path} has blocks of "
+            f"{patches.block_side} patches of {patches.size} pixels (pooling_kernel_size). Download the checkpoint "
+            "again."
+        )
+    longest = (most or 0) // patches.block_side
+    if patches.axial and longest > spec.max_positions:
+        raise CheckpointError(
+            f"{path} has position_embedding_size = {spec.max_positions}, and images have up to {longest} patches a "
+            "side. Download the checkpoint again."
+        )
 
 
 def _read(path: Path, raw: Mapping[str, Any], family: Family, architecture: str) -> tuple[Any, ModelSpec]:
@@ -277,7 +320,7 @@ def _with_images(spec: ModelSpec, processor: ImageProcessor, size: tuple[int, in
             "fill: the model's own code would cut off the rest. Such models are not supported."
         )
     grid = (size[0] // patches.size, size[1] // patches.size)
-    patches = replace(patches, scales=processor.scales, shifts=processor.shifts, grid=grid)
+    patches = replace(patches.behind(processor.scales, processor.shifts), grid=grid)
     count = patches.num_leading + grid[0] * grid[1]
     rows = count if spec.embeddings.max_positions else 0
     embeddings = replace(spec.embeddings, patches=patches, max_positions=rows)

@@ -155,7 +155,9 @@ def read_checkpoint(
     check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
-    tokenization = decoder_processor.with_refused_text(tokenization_of(library), family)
+    tokenization = decoder_processor.with_refused_text(
+        tokenization_of(library), family, reads_images=spec.embeddings.reads_images
+    )
     if family.fills_texts:
         spec = replace(spec, filling_id=filling_id_of(spec, library, tokenizer, folder, longest))
         tokenization = msgspec.structs.replace(tokenization, filling_id=spec.filling_id)

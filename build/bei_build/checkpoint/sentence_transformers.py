@@ -190,7 +190,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
     if transformer.get("chat") and form not in ("classifier", "LogitScore") and not embeds_turns(modules[0][1]):
         raise CheckpointError(
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
-            "does that for rerankers, Qwen2-VL and Qwen3-VL only."
+            "does that for rerankers, Qwen2-VL, Qwen3-VL and EmbeddingGemma 2 only."
         )
     if found := _transformer_config(modules[0][1]):
         check_output(found, read_object(found), form)

@@ -31,9 +31,9 @@ from bei_build.spec.parts import (
     MLPSpec,
     NormLayerSpec,
     NormSpec,
-    PatchesSpec,
     RopeSpec,
 )
+from bei_build.spec.patches import PatchesSpec
 from bei_build.spec.stored_forms import StoredForms
 
 MODEL_TYPE = "colqwen2"

@@ -21,7 +21,8 @@ from bei_build.families.base import Family, activation_named, require
 from bei_build.families.clip import LAYERS
 from bei_build.families.vision import VisionFamily, encoder_layers, patches_of, vision_part
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import AttentionPoolSpec, DenseSpec, EmbeddingsSpec, NormSpec, PatchesSpec
+from bei_build.spec.parts import AttentionPoolSpec, DenseSpec, EmbeddingsSpec, NormSpec
+from bei_build.spec.patches import PatchesSpec
 
 _NAFLEX = "siglip2_vision_model"
 

@@ -182,6 +182,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         qwen2_vl.VISION,
         qwen2_vl.SECOND_VISION,
         qwen3_vl.VISION,
+        embedding_gemma2.VISION,
     )
     for name in vision.family.architectures
 }

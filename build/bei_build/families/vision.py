@@ -9,7 +9,8 @@ from typing import Any, Literal
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, PatchesSpec, RopeSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec
+from bei_build.spec.patches import PatchesSpec
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class VisionFamily:
     ``has_own_blocks``: these are those of the model's own code, whatever the processor's files say. ``has_processor``:
     transformers has a class that writes what stands around an image, and can be made. ``counts_as_text``: the decoder
     counts an image's tokens as those of a text, unlike its class in transformers. ``by_config``: the family in this
-    one's place for a config.json.
+    one's place for a config.json. ``whole``: config.json as ``family.reference_class`` reads it, where the family of
+    texts reads a part.
     """
 
     family: Family
@@ -35,6 +37,7 @@ class VisionFamily:
     has_processor: bool = True
     counts_as_text: bool = False
     by_config: Callable[[VisionFamily, Mapping[str, Any]], VisionFamily] | None = None
+    whole: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def read_by(self, raw: Mapping[str, Any]) -> VisionFamily:
         """The image tower that config.json ``raw`` describes."""

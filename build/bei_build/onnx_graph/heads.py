@@ -28,6 +28,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    MeanRowsSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
     SpanScoresSpec,
@@ -70,7 +71,7 @@ class HeadEmitter:
                 )
                 value = emit_label_scores(graph, self._read, value, text, layer, f"{name}.token_layers.{index}")
                 continue
-            if isinstance(layer, JoinRowsSpec | DivideRowsSpec | JoinStatesSpec):
+            if isinstance(layer, JoinRowsSpec | MeanRowsSpec | DivideRowsSpec | JoinStatesSpec):
                 value = self._regrouped(head.token_layers[: index + 1], value, f"{name}.token_layers.{index}")
                 continue
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
@@ -89,9 +90,10 @@ class HeadEmitter:
     def _regrouped(self, layers: tuple[HeadLayer, ...], value: str, name: str) -> str:
         """``value`` with other rows, or further columns, as the last of ``layers`` has it."""
         graph, last = self._graph, layers[-1]
+        if isinstance(last, MeanRowsSpec):
+            return self._means(value, last.count, name)
         if not isinstance(last, JoinStatesSpec):
-            width = HeadSpec("image_features", token_layers=layers).dimension(self._spec.hidden_size)
-            return graph.op("Reshape", [value, graph.constant([-1, width])], name)
+            return self._reshaped(layers, value, name)
         columns = [value]
         for place, own in last.taps:
             state = self._passed[place]
@@ -103,6 +105,33 @@ class HeadEmitter:
                     state = self._layer(layer, state, part, in_fp32=False)
             columns.append(state)
         return graph.op("Concat", columns, name, axis=1)
+
+    def _reshaped(self, layers: tuple[HeadLayer, ...], value: str, name: str) -> str:
+        """The rows of ``value`` joined, or divided, by the last of ``layers``."""
+        graph, last = self._graph, layers[-1]
+        entering, width = (
+            HeadSpec("image_features", token_layers=part).dimension(self._spec.hidden_size)
+            for part in (layers[:-1], layers)
+        )
+        if isinstance(last, DivideRowsSpec) and (missing := width * last.count - entering):
+            value = graph.op("Pad", [value, graph.constant([0, 0, 0, missing])], f"{name}.filled")
+        rows = graph.op("Reshape", [value, graph.constant([-1, width])], name)
+        if not any(isinstance(layer, MeanRowsSpec) for layer in layers):
+            return rows
+        count = graph.op("Shape", [self._hidden], f"{name}.count", end=1)
+        return graph.op("Slice", [rows, graph.constant([0]), count, graph.constant([0])], f"{name}.of_tokens")
+
+    def _means(self, value: str, count: int, name: str) -> str:
+        """Means of ``count`` rows each; of the last group, with zeros where it is not whole."""
+        graph = self._graph
+        filled = graph.op("Pad", [value, graph.constant([0, 0, count - 1, 0])], f"{name}.filled")
+        size, step = graph.op("Shape", [filled], f"{name}.size", end=1), graph.constant([count])
+        end = graph.op("Mul", [graph.op("Div", [size, step], f"{name}.num_groups"), step], f"{name}.end")
+        whole = graph.op("Slice", [filled, graph.constant([0]), end, graph.constant([0])], f"{name}.whole")
+        groups = graph.op("Reshape", [whole, graph.constant([-1, count, self._spec.hidden_size])], f"{name}.groups")
+        wide = graph.cast(groups, DType.FP32, f"{name}.fp32")
+        means = graph.op("ReduceMean", [wide, graph.constant([1])], f"{name}.means", keepdims=0)
+        return graph.cast(means, graph.types.compute, name)
 
     def _layer(self, layer: HeadLayer, value: str, name: str, *, in_fp32: bool) -> str:
         graph = self._graph
@@ -124,10 +153,9 @@ class HeadEmitter:
                 value = linear(f"{name}.residual", value, self._read(f"{layer.name}.residual.weight"))
             return graph.op("Add", [result, value], f"{name}.sum")
         if isinstance(layer, NormLayerSpec):
-            inputs = [
-                value,
-                vector(f"{name}.weight", self._read(f"{layer.name}.weight") + np.float32(layer.norm.offset)),
-            ]
+            has_weight = layer.norm.weight
+            weight = self._read(f"{layer.name}.weight") if has_weight else np.ones(layer.width, np.float32)
+            inputs = [value, vector(f"{name}.weight", weight + np.float32(layer.norm.offset))]
             if layer.norm.kind == "rms":
                 return graph.op("RMSNormalization", inputs, name, axis=-1, epsilon=layer.norm.eps)
             if layer.norm.bias:

@@ -9,7 +9,7 @@ import numpy as np
 from bei.engine.packing import pixel_levels
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.parts import PatchesSpec
+from bei_build.spec.patches import PatchesSpec
 
 
 def emit_patches(graph: GraphWriter, read: Callable[[str], FloatArray], spec: PatchesSpec, name: str) -> str:

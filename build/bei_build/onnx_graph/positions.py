@@ -268,16 +268,27 @@ class ScoreBiases:
         return self._shared[key]
 
 
+def is_reordered(spec: AttentionSpec) -> bool:
+    """True if components of queries and keys are not stored as the halves that rotate."""
+    return spec.rope is not None and (spec.rope.interleaved or spec.rope.num_parts > 1)
+
+
 def rows_for_halves(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np.float32]:
-    """Rows of a projection [heads * head_dim, ...] reordered for rotation by halves, where neighbours rotate together.
+    """Rows of a projection [heads * head_dim, ...] reordered for rotation by halves, where neighbours rotate together,
+    or parts of a head by halves of their own; or the weights of the norm behind it [head_dim].
 
     Scores stay the same, because queries and keys have the same order.
     """
-    assert spec.rope is not None
-    assert spec.qk_norm is None, "its weights would have to be put in order too"
+    rope = spec.rope
+    assert rope is not None
     order = np.arange(spec.head_dim)
-    turned = order[: spec.rope.rotary_dim]
-    order = np.concatenate([turned[0::2], turned[1::2], order[spec.rope.rotary_dim :]])
+    turned = order[: rope.rotary_dim]
+    if rope.interleaved:
+        assert spec.qk_norm is None, "its weights would have to be put in order too"
+        turned = turned.reshape(-1, 2).T.ravel()
+    else:
+        turned = turned.reshape(rope.num_parts, 2, -1).transpose(1, 0, 2).ravel()
+    order = np.concatenate([turned, order[rope.rotary_dim :]])
     by_head = rows.reshape(-1, spec.head_dim, *rows.shape[1:])
     ordered: npt.NDArray[np.float32] = by_head[:, order].reshape(rows.shape)
     return ordered

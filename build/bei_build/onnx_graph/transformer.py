@@ -6,6 +6,7 @@ Graph inputs are those of ``bei.engine.packing.graph_inputs``; only the ones thi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
 from bei_build.onnx_graph.images_in_text import emit_with_images
 from bei_build.onnx_graph.patches import emit_patches
-from bei_build.onnx_graph.positions import Rotations, rows_for_halves
+from bei_build.onnx_graph.positions import Rotations, is_reordered, rows_for_halves
 from bei_build.onnx_graph.writer import Dim, GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
@@ -42,7 +43,7 @@ from bei_build.spec.parts import (
     MLPSpec,
     NormSpec,
 )
-from bei_build.spec.position_tables import position_rows, relative_bias_table
+from bei_build.spec.position_tables import axial_rows, position_rows, relative_bias_table
 
 Read = Callable[[str], FloatArray]
 
@@ -299,10 +300,20 @@ class _TransformerEmitter:
         gate = emit_activation(self._graph, self._linear(value, f"{name}.gate", False), spec.activation, f"{name}.act")
         return self._linear(self._graph.op("Mul", [gate, own_input], f"{name}.inner"), f"{name}.output", False)
 
-    def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0, width: int | None = None) -> str:
-        """The norm of the last axis of ``value``, times ``scale``. ``width``: of that axis, where it has no weight."""
+    def _norm(
+        self,
+        value: str,
+        spec: NormSpec,
+        name: str,
+        scale: float = 1.0,
+        width: int | None = None,
+        order: Callable[[FloatArray], FloatArray] | None = None,
+    ) -> str:
+        """The norm of the last axis of ``value``, times ``scale``. ``width``: of that axis, where it has no weight.
+        ``order``: puts the weights in the order of ``value``."""
         graph, factor = self._graph, np.float32(scale)
         stored = self._read(f"{name}.weight") if spec.weight else np.ones(width or self._spec.hidden_size, np.float32)
+        stored = order(stored) if order else stored
         weight = graph.vector(f"{name}.weight", (stored + np.float32(spec.offset)) * factor)
         if spec.kind == "rms":
             return graph.op("RMSNormalization", [value, weight], name, axis=-1, epsilon=spec.eps)
@@ -317,6 +328,11 @@ class _TransformerEmitter:
             table = graph.fp32(f"{name}.position.weight", self._read(f"{name}.position.weight"))
             resized = graph.op("MatMul", [shares, table], f"{name}.positions")
             parts.append(graph.cast(resized, graph.types.compute, f"{name}.positions.cast"))
+        elif spec.patches and spec.patches.axial:
+            tables = self._read(f"{name}.axial_position.weight")
+            for axis, table in zip(axial_rows(spec.patches), tables, strict=True):
+                stored = graph.table(f"{name}.axial_position.{axis}", table)
+                parts.append(graph.lookup(stored, graph.input(axis, DType.INT32, ["T"]), f"{name}.positions.{axis}"))
         elif spec.max_positions:
             rows = graph.input(position_rows(spec), DType.INT32, ["T"])
             parts.append(graph.lookup(self._table(f"{name}.position"), rows, f"{name}.positions"))
@@ -363,7 +379,7 @@ class _TransformerEmitter:
 
         def in_order(rows: FloatArray, role: str) -> FloatArray:
             rows = rows * np.float32(factors.get(role, 1.0))
-            return rows_for_halves(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
+            return rows_for_halves(rows, spec) if is_reordered(spec) and role != "value" else rows
 
         def bias(role: str) -> FloatArray:
             is_there = role != "key" or spec.key_bias
@@ -402,7 +418,8 @@ class _TransformerEmitter:
             value = self._norm(value, spec.qk_norm, f"{name}_norm", scale)
         heads = graph.op("Reshape", [value, graph.constant([0, num_heads, spec.head_dim])], f"{name}.heads")
         if spec.qk_norm and not spec.qk_norm_joint:
-            heads = self._norm(heads, spec.qk_norm, f"{name}_norm", scale)
+            order = partial(rows_for_halves, spec=spec) if is_reordered(spec) else None
+            heads = self._norm(heads, spec.qk_norm, f"{name}_norm", scale, order=order)
         if spec.rope:
             if self._rotations is None:
                 self._rotations = Rotations(graph, self._max_seq_len)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bei.artifact.image_processor import ImageProcessor, PixelBounds
+from bei.artifact.image_processor import ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
 from bei.core import Float32Array
 from bei.errors import VerificationError
@@ -66,13 +66,14 @@ class HFImageReference:
             self.name = "transformers, FP32, on pixels of its image processor's steps in torch, one image at a time"
             self._processor = FractionsInTorch(images.processor)
         elif images.sequence is not None and not images.has_processor:
-            self._processor = ImagesInChat(images.checkpoint.folder, images.sequence, images.processor.bounds or None)
+            self._processor = ImagesInChat(images.checkpoint.folder, images.sequence, images.processor)
         elif images.sequence is not None:
-            self._processor = _ImagesInText(images.checkpoint.folder, images.processor.bounds or None)
+            self._processor = _ImagesInText(images.checkpoint.folder, images.processor)
         else:
             self._processor = _on_pillow(images.checkpoint.folder)
         # Of states the first token's, where a tower gives them; a decoder's last one has seen all.
         self._row = slice(None) if images.head == "token_embedding" else 0 if images.sequence is None else -1
+        self._averages = images.averages
 
     def run(self, files: Sequence[bytes]) -> list[Float32Array]:
         """The vector of each file, float32 [width], or those of its tokens, [tokens, width]."""
@@ -80,6 +81,7 @@ class HFImageReference:
         with self._torch.inference_mode():
             for content in files:
                 found = getattr(self._model(**self._with_positions(self.inputs(content))), self._output)[0]
+                found = found.mean(0) if self._averages else found
                 row: Float32Array = (found if found.ndim == 1 else found[self._row]).numpy()
                 for layer in self._score:
                     assert layer.activation in ("identity", "relu"), "such heads alone have images"
@@ -127,17 +129,19 @@ def _on_pillow(folder: Path) -> Any:
         raise VerificationError(f"transformers does not load the image processor ({reason}).") from error
 
 
-def _bound(processor: Any, bounds: PixelBounds | None) -> None:
-    """Give an image processor of transformers its ``bounds``: a user, or the model's own code, may have other ones than
-    the files."""
-    if bounds is not None:
+def _bound(processor: Any, own: ImageProcessor) -> None:
+    """Give an image processor of transformers the numbers of pixels of ``own``: a user, or the model's own code, may
+    have other ones than the files."""
+    if bounds := own.bounds:
         processor.size = {"shortest_edge": bounds.fewest, "longest_edge": bounds.most}
+    if budget := own.budget:
+        processor.max_soft_tokens = budget.most_multiples
 
 
 class _ImagesInText:
     """The processor of a class that reads images among tokens."""
 
-    def __init__(self, folder: Path, bounds: PixelBounds | None) -> None:
+    def __init__(self, folder: Path, own: ImageProcessor) -> None:
         from transformers import AutoProcessor
 
         try:
@@ -146,7 +150,7 @@ class _ImagesInText:
             reason = next(iter(str(error).splitlines()), "")
             raise VerificationError(f"transformers does not load the processor ({reason}).") from error
         self._processor.image_processor = _on_pillow(folder)
-        _bound(self._processor.image_processor, bounds)
+        _bound(self._processor.image_processor, own)
 
     def __call__(self, images: Image, **settings: Any) -> dict[str, Any]:
         """An image's inputs, without the labels of training."""
@@ -158,20 +162,21 @@ class ImagesInChat:
     """The image processor of a class that reads images among tokens, and the ids of ``sequence`` around an image: its
     own processor cannot be made without a library for films."""
 
-    def __init__(self, folder: Path, sequence: ImageSequence, bounds: PixelBounds | None) -> None:
+    def __init__(self, folder: Path, sequence: ImageSequence, own: ImageProcessor) -> None:
         self._images = _on_pillow(folder)
-        _bound(self._images, bounds)
+        _bound(self._images, own)
         self._sequence = sequence
 
     def __call__(self, images: Image, **settings: Any) -> dict[str, Any]:
         """An image's inputs."""
         import torch
 
-        found, sequence = self._images(images=images, **settings), self._sequence
-        count = int(found["image_grid_thw"].prod()) // self._images.merge_size**2
+        found, sequence = dict(self._images(images=images, **settings)), self._sequence
+        counts, grid = found.pop("num_soft_tokens_per_image", None), found.get("image_grid_thw")
+        count = int(counts[0]) if grid is None else int(grid.prod()) // self._images.merge_size**2
         ids = torch.tensor([[*sequence.before, *[sequence.token_id] * count, *sequence.after]])
-        types = (ids == sequence.token_id).int()
-        return {**found, "input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
+        inputs = {**found, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return inputs if grid is None else {**inputs, "mm_token_type_ids": (ids == sequence.token_id).int()}
 
 
 class FractionsInTorch:

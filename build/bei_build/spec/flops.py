@@ -17,6 +17,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    MeanRowsSpec,
     RelationScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
@@ -88,7 +89,7 @@ def _head_flops(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
 def _token_layer_flops(layers: Iterable[HeadLayer], num_tokens: int) -> int:
     total, joined = 0, 1
     for layer in layers:
-        if isinstance(layer, JoinRowsSpec):
+        if isinstance(layer, JoinRowsSpec | MeanRowsSpec):
             joined *= layer.count
         elif isinstance(layer, DivideRowsSpec):
             joined //= layer.count

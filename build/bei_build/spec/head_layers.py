@@ -212,8 +212,16 @@ class JoinRowsSpec:
 
 
 @dataclass(frozen=True)
+class MeanRowsSpec:
+    """The mean of every ``count`` tokens that follow each other, computed in FP32. Tokens behind the last whole group
+    are filler."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class DivideRowsSpec:
-    """Each row is divided into ``count`` ones, of as many tokens."""
+    """Each row is divided into ``count`` ones, of as many tokens, with zeros behind a width that it does not divide."""
 
     count: int
 
@@ -240,6 +248,7 @@ HeadLayer: TypeAlias = (
     | NormLayerSpec
     | ActivationSpec
     | JoinRowsSpec
+    | MeanRowsSpec
     | DivideRowsSpec
     | JoinStatesSpec
     | ScaledTanhSpec

@@ -262,7 +262,7 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
         elif isinstance(layer, JoinRowsSpec):
             width *= layer.count
         elif isinstance(layer, DivideRowsSpec):
-            width //= layer.count
+            width = -(-width // layer.count)
         elif isinstance(layer, JoinStatesSpec):
             width += sum(_width(own, of_states) for _, own in layer.taps)
     return width

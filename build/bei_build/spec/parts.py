@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from bei.engine.grid_windows import Windows
-from bei.engine.image_positions import Shares
+from bei_build.spec.patches import PatchesSpec
 from bei_build.spec.short_convolution import ShortConvolutionSpec
 
 # Constants are those of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
@@ -80,53 +80,6 @@ class MaskDropoutSpec:
 
 
 @dataclass(frozen=True)
-class PatchesSpec:
-    """An image's tokens: patches of ``size`` by ``size`` pixels, each a product of a matrix (arXiv:2010.11929, section
-    3.1), in rows from the top. With ``class_token`` a learned row goes before them, and ``registers`` more behind that
-    one (arXiv:2309.16588), which have no positions.
-
-    Levels 0 to 255 of the three channels are first multiplied by ``scales``, and ``shifts`` are added. ``bias``: of the
-    product. ``stored_side``: the stored position table is for a square of so many patches a side, and is resized at
-    build time to those of an image, ``grid`` (rows, columns), with ``antialias`` or without; None: it is for the
-    model's images. ``fits_images``: it is for such a square, and is resized to each image as it is computed
-    (``bei.engine.image_positions``). ``flat``: the matrix is stored as [width, numbers of a patch], in the order of its
-    pixels, or of its channels; else it is stored as a convolution's. ``block_side``: patches come block by block, each
-    of so many a side. ``aligned``: the table is resized to each image with its corners at the image's.
-    """
-
-    size: int
-    bias: bool
-    class_token: bool
-    scales: tuple[float, float, float]
-    shifts: tuple[float, float, float]
-    stored_side: int | None = None
-    grid: tuple[int, int] | None = None
-    fits_images: bool = False
-    flat: Literal["", "pixels", "channels"] = ""
-    registers: int = 0
-    antialias: bool = False
-    block_side: int = 1
-    aligned: bool = False
-
-    @property
-    def num_leading(self) -> int:
-        """Tokens before the patches."""
-        return self.class_token + self.registers
-
-    @property
-    def width(self) -> int:
-        """Numbers of one patch."""
-        return 3 * self.size * self.size
-
-    @property
-    def shares(self) -> Shares | None:
-        """Of the position table, where it is resized to each image."""
-        if not self.fits_images or self.stored_side is None:
-            return None
-        return Shares(self.stored_side, self.aligned, self.block_side)
-
-
-@dataclass(frozen=True)
 class EmbeddingsSpec:
     """Sum of word, learned position and token type rows, then a norm.
 
@@ -175,7 +128,9 @@ class RopeSpec:
 
     With ``axes`` tokens have positions on three axes (``bei.engine.grid_positions``), and each of ``inv_freq`` rotates
     by that on one of them: 0 time, 1 rows, 2 columns. ``block_side``: tokens are patches of images of any size, in
-    order of blocks of so many patches a side; None: they are texts', and images' among them.
+    order of blocks of so many patches a side; None: they are texts', and images' among them. ``num_parts``: the
+    components that rotate are so many parts of equal width, each of which rotates by halves of its own (Gemma 4's
+    image tower, a part for each axis).
     """
 
     inv_freq: tuple[float, ...]
@@ -189,6 +144,7 @@ class RopeSpec:
     centred: bool = False
     axes: tuple[int, ...] = ()
     block_side: int | None = None
+    num_parts: int = 1
 
     @property
     def rotary_dim(self) -> int:

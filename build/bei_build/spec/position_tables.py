@@ -10,11 +10,18 @@ import numpy.typing as npt
 from bei.engine.grid_positions import axis_ids
 from bei.engine.packing import position_ids_but
 from bei_build.spec.parts import DisentangledSpec, EmbeddingsSpec, RelativeBiasSpec, RopeSpec
+from bei_build.spec.patches import PatchesSpec
 
 
 def position_rows(spec: EmbeddingsSpec) -> str:
     """The tensor of ``bei.engine.packing.graph_inputs`` that holds each token's row of the position table."""
     return "position_ids" if spec.uncounted_id is None else position_ids_but(spec.uncounted_id)
+
+
+def axial_rows(spec: PatchesSpec) -> tuple[str, str]:
+    """The tensors of ``bei.engine.packing.graph_inputs`` that hold each patch's row of the table of columns, and of
+    that of rows."""
+    return axis_ids(2, spec.block_side), axis_ids(1, spec.block_side)
 
 
 def resized_grid(

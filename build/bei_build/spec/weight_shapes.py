@@ -50,7 +50,9 @@ def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple
 
 
 def _position_and_type_weights(name: str, embeddings: EmbeddingsSpec, width: int) -> Iterator[tuple[str, Shape]]:
-    if embeddings.max_positions:
+    if embeddings.patches and embeddings.patches.axial:
+        yield f"{name}.axial_position.weight", (2, embeddings.max_positions, width)
+    elif embeddings.max_positions:
         yield f"{name}.position.weight", (embeddings.max_positions, width)
     if embeddings.type_vocab_size:
         yield f"{name}.type.weight", (embeddings.type_vocab_size, width)

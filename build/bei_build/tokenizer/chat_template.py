@@ -38,8 +38,9 @@ _PROBES = (("who?", "me"), ("1 2 3\n", "\n a line.\n\nand another!"), ("é世 x"
 # sentence-transformers' test for templates whose messages hold lists of parts (InputFormatter._infer_format).
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 # Types of models whose embedded texts are turns.
-_EMBEDS_TURNS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_EMBEDS_TURNS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "embedding_gemma2", "embedding_gemma2_text")
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
+_FILE = "chat_template.jinja"
 # Arguments of apply_chat_template that do not reach the template, and have no effect on a single text.
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
 # Timeout for rendering a few words, which takes a millisecond; a loaded machine may pause for seconds.
@@ -133,6 +134,12 @@ class Frame(NamedTuple):
     behind: str
     before_image: str
     behind_image: str
+
+
+def has_template(folder: Path) -> bool:
+    """True if there is a chat template in ``folder``."""
+    path = folder / "tokenizer_config.json"
+    return (folder / _FILE).is_file() or (path.is_file() and read_object(path).get("chat_template") is not None)
 
 
 def derive_frame(folder: Path, settings: ChatSettings, instruction: str | None, image: str) -> Frame:
@@ -309,7 +316,7 @@ def _is_same(template: RerankTemplate, query: str, document: str, tokenizer: Tok
 
 def _template_of(folder: Path) -> str:
     """The template by transformers' rules: a file of its own, else tokenizer_config.json."""
-    path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    path, config_path = folder / _FILE, folder / "tokenizer_config.json"
     if path.is_file():
         return read_template(path)
     template = read_object(config_path).get("chat_template") if config_path.is_file() else None

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.engine.packing import FEATURE_SLOTS, image_features, pixel_levels, position_ids_but
-from bei_build.spec.parts import DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
-from bei_build.spec.position_tables import position_rows
+from bei_build.spec.parts import DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei_build.spec.patches import PatchesSpec
+from bei_build.spec.position_tables import axial_rows, position_rows
 from bei_build.torch_graph.adapters import AdaptedTable
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
@@ -53,6 +54,18 @@ class Patches(nn.Module):
         return torch.where((position_ids < count).unsqueeze(1), leading, patches)
 
 
+class AxialTables(nn.Module):
+    """Positions of patches: rows of a table of columns and of one of rows, added."""
+
+    def __init__(self, num_rows: int, width: int, options: TensorOptions) -> None:
+        super().__init__()
+        self.weight = options.empty(2, num_rows, width)
+
+    def forward(self, columns: Tensor, rows: Tensor) -> Tensor:
+        """[T, width]."""
+        return functional.embedding(columns, self.weight[0]) + functional.embedding(rows, self.weight[1])
+
+
 class Embeddings(nn.Module):
     """Sum of word, position and type rows, then a norm and a projection.
 
@@ -68,8 +81,11 @@ class Embeddings(nn.Module):
         width = spec.width or hidden_size
         self.patch = Patches(spec.patches, width, options) if spec.patches else None
         self.word = Table(spec.vocab_size, width, options) if with_words and not spec.patches else None
+        self._axes = axial_rows(spec.patches) if spec.patches and spec.patches.axial else ()
         if self._shares:
             self.position = Table(spec.max_positions, width, options.fp32)
+        elif self._axes:
+            self.axial_position = AxialTables(spec.max_positions, width, options)
         elif spec.max_positions:
             self.position = Table(spec.max_positions, width, options)
         if spec.type_vocab_size:
@@ -82,7 +98,8 @@ class Embeddings(nn.Module):
         self.reads = tuple(
             name
             for name, is_read in {
-                position_rows(spec): bool(spec.max_positions) and not self._shares,
+                **dict.fromkeys(self._axes, True),
+                position_rows(spec): bool(spec.max_positions) and not self._shares and not self._axes,
                 self._shares.name if self._shares else "": self._shares is not None,
                 "token_type_ids": spec.type_vocab_size > 1,
                 "cu_query_lens": spec.mask_dropout is not None,
@@ -115,6 +132,8 @@ class Embeddings(nn.Module):
         if self._shares:
             resized = step[self._shares.name] @ self.position.weight
             total = total + resized.to(total.dtype)
+        elif self._axes:
+            total = total + self.axial_position(*(step[axis] for axis in self._axes))
         elif spec.max_positions:
             total = total + self.position(step[position_rows(spec)])
         if spec.type_vocab_size == 1:

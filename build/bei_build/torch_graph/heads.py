@@ -21,6 +21,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    MeanRowsSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
     SpanScoresSpec,
@@ -82,8 +83,12 @@ class _Layer:
             return self.module(value)  # type: ignore[no-any-return]
         if isinstance(self.spec, JoinRowsSpec):
             return value.reshape(-1, self.spec.count * value.shape[1])
+        if isinstance(self.spec, MeanRowsSpec):
+            groups = functional.pad(value, (0, 0, 0, -value.shape[0] % self.spec.count))
+            return torch.unflatten(groups, 0, (-1, self.spec.count)).float().mean(1).to(value.dtype)
         if isinstance(self.spec, DivideRowsSpec):
-            return value.reshape(-1, value.shape[1] // self.spec.count)
+            filled = functional.pad(value, (0, -value.shape[1] % self.spec.count))
+            return filled.reshape(-1, filled.shape[1] // self.spec.count)
         if isinstance(self.spec, ActivationSpec):
             return activated(value, self.spec.activation)
         return functional.normalize(value, dim=-1)
@@ -144,6 +149,8 @@ class Head:
                 value = layer.joined(value, step, passed)
             else:
                 value = layer(value, step)
+        if any(isinstance(layer.spec, MeanRowsSpec) for layer in self._token_layers):
+            value = value[: hidden.shape[0]]
         layers = self._layers
         if self._attention_pool is not None:
             value = self._attention_pool(value, step)

@@ -48,14 +48,29 @@ class Rotation(nn.Module):
         cos, sin = step.once(self._key, lambda: self._of_tokens(step))
         turning, rest = torch.split(heads, [self._spec.rotary_dim, heads.shape[-1] - self._spec.rotary_dim], dim=-1)
         turning = turning.float()
-        if self._spec.interleaved:
-            first, second = turning[..., 0::2], turning[..., 1::2]
-        else:
-            first, second = turning.chunk(2, dim=-1)
+        first, second = self._halves(turning)
         parts = [first * cos - second * sin, second * cos + first * sin]
-        turned = torch.stack(parts, -1).flatten(-2) if self._spec.interleaved else torch.cat(parts, -1)
-        turned = turned.to(heads.dtype)
+        turned = self._joined(parts).to(heads.dtype)
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+    def _halves(self, turning: Tensor) -> tuple[Tensor, Tensor]:
+        """The components that rotate together, each [T, heads, rotary_dim / 2]."""
+        if self._spec.interleaved:
+            return turning[..., 0::2], turning[..., 1::2]
+        if self._spec.num_parts > 1:
+            parts = torch.unflatten(turning, -1, (self._spec.num_parts, 2, -1))
+            return parts[..., 0, :].flatten(-2), parts[..., 1, :].flatten(-2)
+        first, second = turning.chunk(2, dim=-1)
+        return first, second
+
+    def _joined(self, halves: list[Tensor]) -> Tensor:
+        """What ``_halves`` has taken apart."""
+        if self._spec.interleaved:
+            return torch.stack(halves, -1).flatten(-2)
+        if self._spec.num_parts > 1:
+            parts = [torch.unflatten(half, -1, (self._spec.num_parts, -1)) for half in halves]
+            return torch.stack(parts, -2).flatten(-3)
+        return torch.cat(halves, -1)
 
     def of_both(
         self, query: Tensor, key: Tensor, norms: tuple[Norm, Norm] | None, step: PackedStep

@@ -12,7 +12,7 @@ import pytest
 
 import bei
 from bei.core import Float32Array
-from tests.support import qwen2_vl, qwen3_vl
+from tests.support import embedding_gemma2, qwen2_vl, qwen3_vl
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
 from tests.support.two_towers import drawn_files, png
@@ -43,8 +43,9 @@ FAMILIES = pytest.mark.parametrize(
         (lambda folder: qwen3_vl.save_qwen3_vl(folder, text=LONG), qwen3_vl.library_vectors),
         (lambda folder: qwen2_vl.save_qwen2_vl(folder, text=LONG), qwen2_vl.library_vectors),
         (lambda folder: qwen2_vl.save_qwen2_vl(folder, second=True, text=LONG), qwen2_vl.library_vectors),
+        (embedding_gemma2.save_embedding_gemma2, embedding_gemma2.library_vectors),
     ],
-    ids=["qwen3_vl", "qwen2_vl", "qwen2_5_vl"],
+    ids=["qwen3_vl", "qwen2_vl", "qwen2_5_vl", "embedding_gemma2"],
 )
 
 
