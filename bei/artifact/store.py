@@ -180,14 +180,24 @@ def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate,
 
 def _complete(path: Path) -> None:
     """Replace files by those of a rewrite, the manifest last; a rewrite whose process was killed may have replaced
-    some. The caller holds the lock. Raises OSError."""
+    some. Files of another build, which lay at ``path`` before, are removed. The caller holds the lock. Raises OSError;
+    ArtifactError where ``path`` has no manifest."""
     complete = path / _COMPLETE
     if complete.is_symlink() or not complete.is_dir():
         return
-    for name in (CERTIFICATE, CERTIFICATE_PAGE, MANIFEST):
-        with suppress(FileNotFoundError):
-            os.replace(complete / name, path / name)
+    if _build_of(complete) == files_to_hold(load_manifest(path)):
+        for name in (CERTIFICATE, CERTIFICATE_PAGE, MANIFEST):
+            with suppress(FileNotFoundError):
+                os.replace(complete / name, path / name)
     shutil.rmtree(complete, ignore_errors=True)
+
+
+def _build_of(complete: Path) -> list[FileInfo] | None:
+    """The files of the build that a rewrite was of; None: its manifest is in place already."""
+    try:
+        return files_to_hold(load_manifest(complete))
+    except ArtifactError:
+        return None
 
 
 def _remove_leftovers(path: Path, prefix: str) -> None:

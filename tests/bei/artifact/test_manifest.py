@@ -175,16 +175,32 @@ store.recertify(artifact, msgspec.structs.replace(artifact.certificate, device="
 """
 
 
+def rewrite_and_be_killed(path: Path, num_replaced: int) -> None:
+    command = [sys.executable, "-c", _KILLED, str(path), str(num_replaced)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("num_replaced", range(3))
 def test_what_a_process_killed_between_replacing_files_leaves_is_completed(num_replaced: int, saved: Artifact) -> None:
-    path = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", _KILLED, str(saved.path), str(num_replaced)]
-    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == -signal.SIGKILL
+    rewrite_and_be_killed(saved.path, num_replaced)
     found = load(saved.path)
     assert found.certificate.device == (saved.certificate.device if num_replaced == 0 else "another device")
     again = store.recertify(found, msgspec.structs.replace(found.certificate, device="a third device"))
     assert load(saved.path).without_files() == again.without_files()
     assert not [*saved.path.glob(".certificate.*")]
+
+
+def test_what_a_killed_process_leaves_is_not_put_into_another_build(saved: Artifact, tmp_path: Path) -> None:
+    """It would replace the manifest of a build that was copied over the first one."""
+    other = save_artifact(tmp_path / "other")
+    (other.path / "engine" / "fake.bin").write_bytes(b"another engine")
+    other = store.save(other.path, msgspec.structs.replace(other.manifest, files=[], digest=""), other.certificate)
+    rewrite_and_be_killed(saved.path, 0)
+    shutil.copytree(other.path, saved.path, dirs_exist_ok=True)
+    new = store.recertify(load(saved.path), msgspec.structs.replace(other.certificate, device="another device"))
+    assert load(saved.path).without_files() == new.without_files()
+    assert store.files_to_hold(new.manifest) == store.files_to_hold(other.manifest)
 
 
 # Refusing what was changed.
