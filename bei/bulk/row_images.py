@@ -14,13 +14,15 @@ from bei.image.source import ImageInput
 _File: TypeAlias = "bytes | Path"
 
 _MOST_SHOWN_CHARS = 60
+_MOST_PATH_CHARS = 4096  # Linux's PATH_MAX; the base64 of a JPEG begins with / too
 
 
 def row_input(value: object, place: int) -> object:
     """``value``, of the row at ``place``: images, also several as one input, stand before the text; where one of both
-    is null, the other is the input. Strings are images in a ``WithImage`` alone. Raises InvalidRequestError."""
+    is null, the other is the input. Strings are images in a ``WithImage`` alone, where an empty one is null, which CSV
+    cannot write. Raises InvalidRequestError."""
     if isinstance(value, WithImage):
-        text, images = value.text, _images(value.image, place, strings=True)
+        text, images = value.text, _images(None if value.image == "" else value.image, place, strings=True)
     elif isinstance(value, Mapping) and value.keys() == {"text", "image"}:
         text, images = value["text"], _images(value["image"], place)
     elif _is_file(value) or (isinstance(value, list) and any(map(_is_file, value))):
@@ -63,7 +65,7 @@ def _image(value: object, place: int, *, strings: bool) -> _File:
         )
     if value[:5].lower() == "data:":
         return ImageInput(value, "inputs").file_bytes()
-    if not value.startswith("/") or "\0" in value:
+    if not value.startswith("/") or "\0" in value or len(value) > _MOST_PATH_CHARS:
         shown = ascii(value[:_MOST_SHOWN_CHARS])
         raise MalformedRequestError(
             f"inputs {place} has {shown} in the place of an image: give a data URL (data:image/png;base64,...), or a "

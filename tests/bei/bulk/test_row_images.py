@@ -39,6 +39,7 @@ URL = "data:image/png;base64," + base64.b64encode(A).decode()
         (WithImage("a", [URL, "/pages/1.png", B]), {"content": [A, Path("/pages/1.png"), B, "a"]}),
         (WithImage(None, [URL, URL]), {"content": [A, A]}),
         (WithImage("a", None), "a"),
+        (WithImage("a", ""), "a"),  # of CSV
         (WithImage(None, []), None),
     ],
 )
@@ -58,6 +59,8 @@ def test_a_row_is_read_with_its_images_before_its_text(value: object, read: Any)
         (WithImage("a", "pages/1.png"), "'pages/1.png' in the place of an image: give a data URL"),
         (WithImage("a", {"bytes": None, "path": "1.png"}), "file's whole path"),
         (WithImage("a", "/a\0b"), "file's whole path"),
+        (WithImage("a", "/9j/" + "A" * 5000), "^inputs 7 has '/9j/A{56}' in the place of an image"),  # a JPEG's base64
+        (WithImage("a", ["", URL]), "has '' in the place of an image"),
         (WithImage("a", "data:text/plain;base64,AAAA"), "which is no image"),
         (WithImage("a", "data:image/png;base64,A"), "is not base64"),
     ],
