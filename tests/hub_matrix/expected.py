@@ -30,6 +30,7 @@ TEXTS = (
     "Gr\u00fc\u00dfe, \u4e16\u754c!",
     "hello the world, " * 20,
 )
+RELATED = tuple(text for text in TEXTS if " " in text)  # that have two words
 PAIRS = (
     ("what is it?", "a cat on the mat"),
     ("hello", "the world said hello. " * 12),
@@ -59,6 +60,9 @@ def expected_answers(structure: Structure, model: Any, folder: Path) -> Answers:
     if structure.spans:
         scores = structure.spans(folder)
         return {structure.task: [scores(text, LABELS) for text in TEXTS]}
+    if structure.relations:
+        scores = structure.relations(folder)
+        return {structure.task: [scores(text, LABELS) for text in RELATED]}
     if structure.decides:
         decide = structure.decides(folder)
         shares = [decide(text, question) for text in TEXTS for question in QUESTIONS.values()]

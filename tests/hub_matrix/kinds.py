@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,9 +21,17 @@ from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import IMAGE_QUERY, ImagesOf, Late, Settings, Structure, Task, Template
 from tests.support import colpali, colqwen2, embedding_gemma2, qwen2_vl, qwen3_vl
-from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
+from tests.support.checkpoints import (
+    Normalize,
+    bpe_tokenizer,
+    change_json,
+    read_tensors,
+    unigram_tokenizer,
+    wordpiece_tokenizer,
+)
 from tests.support.gliner_models import save_gliner
-from tests.support.gliner_reference import GlinerReference
+from tests.support.gliner_reference import GlinerReference, GlirelReference
+from tests.support.glirel_models import save_glirel
 from tests.support.laya_models import LayaReference, save_laya
 from tests.support.listwise import OwnCode, save_listwise
 from tests.support.opendecider_models import OpenDeciderReference, save_opendecider
@@ -126,6 +135,18 @@ def gliner(labels: str | None = None, **settings: Any) -> Structure:
         prepare=(partial(save_gliner, labels=labels, **read),),
         spans=lambda folder: GlinerReference(folder).scores,
     )
+
+
+def glirel() -> Structure:
+    """A GLiREL with its encoder's config and tokenizer beside it."""
+    return Structure("extract", prepare=(_save_glirel,), relations=lambda folder: GlirelReference(folder).scores)
+
+
+def _save_glirel(folder: Path) -> None:
+    encoder = Path(f"{save_glirel(folder, max_len=384)}-encoder")
+    change_json(folder / "glirel_config.json", encoder_config=json.loads((encoder / "config.json").read_text()))
+    for file in encoder.glob("tokenizer*"):
+        shutil.copy(file, folder)
 
 
 def two_towers(hf_class: str, save: Callable[[Path], Path]) -> Structure:
@@ -365,6 +386,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "distilbert_classifier": partial(_CLASSIFIER, "DistilBertForSequenceClassification", shapes.DISTILBERT),
     "deberta_classifier": deberta_classifier,
     "gliner": gliner,
+    "glirel": glirel,
     "laya": partial(
         Structure, "decide", prepare=(save_laya,), decides=lambda folder: LayaReference(folder).probabilities
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from unittest.mock import patch
 
 import numpy as np
@@ -20,14 +21,16 @@ from bei.tasks import classify, embed, extract
 from bei.tasks.embed import EmbedTask
 from bei.tasks.questions import Answer, NoulAnswer
 from bei.tasks.rerank import RerankTask, rerank
+from bei.tasks.schema_spans import Instance, Value
 from bei.tasks.span_choice import Candidates
 from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.special_tokens import TextFrame
-from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
+from tests.hub_matrix.expected import PAIRS, RELATED, TEXTS, Answers
 from tests.hub_matrix.structures import IMAGE_QUERY, LABELS, QUESTIONS, Structure
 from tests.support.builds import open_engine
+from tests.support.gliner_reference import entities_of
 from tests.support.two_towers import drawn_files
 
 
@@ -46,6 +49,11 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
         with Model(artifact.path, tune="off", engine_threads=1) as model, patch.object(extract, "choose", _every):
             found = model.extract(list(TEXTS), LABELS, threshold=0.0)
         return {structure.task: [np.array([span.score for span in spans], np.float32) for spans in found]}
+
+    if structure.relations:
+        with Model(artifact.path, tune="off", engine_threads=1) as model:
+            related = model.extract_relations(RELATED, map(entities_of, RELATED), LABELS, threshold=0.0)
+        return {structure.task: [np.array([*map(_of_head, chain(*one.values()))], np.float32) for one in related]}
 
     if structure.decides:
         with Model(artifact.path, tune="off", engine_threads=1) as model:
@@ -101,6 +109,13 @@ async def _answer(service: InferenceService, task: str, structure: Structure) ->
             sparse = (await embed.embed_sparse(service, bare, ticket=ticket)).vectors
             return [_dense(service, indices, weights) for indices, weights in sparse]
     return await _token_embeddings(service, structure)
+
+
+def _of_head(instance: Instance) -> float:
+    """The score of a pair, which both of its ends have."""
+    head = instance["head"]
+    assert isinstance(head, Value)
+    return head.score
 
 
 def _every(found: Candidates, **_: object) -> list[tuple[int, int, int, float]]:

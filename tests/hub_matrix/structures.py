@@ -30,7 +30,7 @@ RanksOf: TypeAlias = Callable[[Path], Callable[[str, list[str]], Float32Array]]
 # From a checkpoint's folder to the probabilities of a question's options for a text.
 DecidesOf: TypeAlias = Callable[[Path], Callable[[str, Mapping[str, Any]], list[float]]]
 
-# From a checkpoint's folder to the scores of a text's spans for labels, by first word, width and label.
+# From a checkpoint's folder to the scores of a text's spans for labels, by first word, width and label, or of pairs.
 SpansOf: TypeAlias = Callable[[Path], Callable[[str, Sequence[str]], Float32Array]]
 
 
@@ -107,7 +107,7 @@ class Structure:
     ``rounded``: vectors are pplx-embed's before it rounds them: a tanh. ``ranks``: scores of a query's
     documents by remote code, which reads them together. ``images``: vectors of images by the class, which are
     compared in place of texts'. ``decides``: probabilities of a question's options for a text, choices sorted.
-    ``spans``: scores of all spans of a text for labels.
+    ``spans``: scores of all spans of a text for labels. ``relations``: those of all pairs of its first words.
     """
 
     task: Task
@@ -142,6 +142,7 @@ class Structure:
     images: ImagesOf | None = None
     decides: DecidesOf | None = None
     spans: SpansOf | None = None
+    relations: SpansOf | None = None
 
     @property
     def named_tokenizer_class(self) -> str:
@@ -170,8 +171,8 @@ class Structure:
     @property
     def can_be_compared(self) -> bool:
         """True if there is a reference to compare with."""
-        own = self.states or self.static or self.ranks or self.images or self.decides or self.spans
-        return bool(self.hf_class or own)
+        own = self.states or self.static or self.ranks or self.images or self.decides
+        return bool(self.hf_class or own or self.spans or self.relations)
 
 
 @dataclass(frozen=True)

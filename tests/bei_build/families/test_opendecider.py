@@ -72,6 +72,7 @@ def test_probabilities_are_those_of_torch_though_texts_spell_special_tokens(mode
     assert min(map(max, spread.values())) > 0.01  # of 78 options each has 0.013
 
 
+@pytest.mark.slow
 @needs_bf16
 def test_bf16_is_within_its_bound(tmp_path: Path) -> None:
     folder = save_opendecider(tmp_path / "checkpoint", spread=0.05)
