@@ -200,7 +200,7 @@ class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``library`` and ``tokenizer_class`` made it from the checkpoint's files; the class "tokenizer.json" means that the
     file was copied. ``truncation_side``: the default side that is cut off. ``splits_special_tokens``: special tokens
     inside a text are split like other text. ``filling_id``: every text is filled up to the model's limit with this
-    token, which is attended like any other; unset where texts are not. ``refused_text``: no text may have it in it.
+    token, which is attended like any other; unset where texts are not. ``refused_text``: what no text may have in it.
     """
 
     library: str
@@ -208,7 +208,7 @@ class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     truncation_side: Literal["left", "right"] = "right"
     splits_special_tokens: bool = False
     filling_id: int | msgspec.UnsetType = msgspec.UNSET
-    refused_text: str | msgspec.UnsetType = msgspec.UNSET
+    refused_text: str | list[str] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def filled_with(self) -> int | None:

@@ -256,7 +256,8 @@ def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder | None:
         vocab_size=artifact.manifest.spec.vocab_size,
         filling_id=tokenization.filled_with,
     )
-    encoder.refused_text = tokenization.refused_text or None
+    refused = tokenization.refused_text or ()
+    encoder.refused_texts = (refused,) if isinstance(refused, str) else (*refused,)
     artifact.check_files()
     return encoder.with_weights(_token_weights_of(artifact))
 

@@ -119,13 +119,13 @@ class TextEncoder:
 
     ``frame``: texts before and after ``framed`` inputs. ``truncation_side``: the default of ``direction``.
     ``split_special_tokens``: special tokens inside a text are split like other text. ``token_weights``: float32
-    [vocabulary], the table for sparse vectors that are looked up. ``refused_text``: an input that has it is an error.
+    [vocabulary], the table for sparse vectors that are looked up. ``refused_texts``: an input that has one is an error.
     ``filling_id``: every text is filled up to ``max_seq_len`` with this token; None: none is. ``vocab_size``: of the
     model; a tokenizer with ids beyond it is refused (ArtifactManifestError).
     """
 
     token_weights: Float32Array | None = None
-    refused_text: str | None = None
+    refused_texts: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class TextEncoder:
 
         Raises InvalidRequestError if an input is too long and must not be cut, and the errors of ``check``.
         """
-        if self.refused_text is not None and not options.whole:
-            check_without(self.refused_text, inputs)
+        if self.refused_texts and not options.whole:
+            check_without(self.refused_texts, inputs)
         truncate = self._auto_truncate if options.truncate is None else options.truncate
         if self._cuts_left and options.direction is None:
             options = replace(options, direction="left")

@@ -99,9 +99,11 @@ def kept_lengths(lengths: Seq[int], room: int) -> list[int]:
     return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
-def check_without(refused: str, inputs: Seq[str | tuple[str, str]]) -> None:
-    """Raise InvalidRequestError where ``refused`` is in one of ``inputs``."""
-    if any(refused in text for one in inputs for text in ((one,) if isinstance(one, str) else one)):
-        raise InvalidRequestError(
-            f"A text has {refused} in it, which this model reads as an image: leave it out.", "input"
-        )
+def check_without(refused: Seq[str], inputs: Seq[str | tuple[str, str]]) -> None:
+    """Raise InvalidRequestError where one of ``refused`` is in one of ``inputs``."""
+    texts = [text for one in inputs for text in ((one,) if isinstance(one, str) else one)]
+    for marker in refused:
+        if any(marker in text for text in texts):
+            raise InvalidRequestError(
+                f"A text has {marker} in it, which this model does not read as text: leave it out.", "input"
+            )

@@ -20,7 +20,7 @@ from bei.tokenizer.templates import filled
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import SideSettings
 from bei_build.checkpoint.gemma_processor import IMAGE as GEMMA_IMAGE
-from bei_build.checkpoint.gemma_processor import image_markers_of, with_plain_prompts
+from bei_build.checkpoint.gemma_processor import NO_TEXTS, image_markers_of, with_plain_prompts
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from bei_build.families import colpali, colqwen2, embedding_gemma2, qwen2_vl, qwen3_vl
 from bei_build.families.base import Family
@@ -204,11 +204,11 @@ def _behind_all(folder: Path) -> str:
 
 
 def with_refused_text(tokenization: Tokenization, family: Family, *, reads_images: bool) -> Tokenization:
-    """``tokenization``, which refuses the place of an image in a text, as the library's processor does.
-    ``reads_images``: images may stand among the tokens."""
+    """``tokenization``, which refuses the place of an image (or of audio or video) in a text, as the library's
+    processor does. ``reads_images``: images may stand among the tokens."""
     processor = _processor_of(family)
     if family is embedding_gemma2.FAMILY and reads_images:
-        return msgspec.structs.replace(tokenization, refused_text=GEMMA_IMAGE)
+        return msgspec.structs.replace(tokenization, refused_text=[*NO_TEXTS])
     if processor is None and family.model_type not in _TURNS:
         return tokenization
     return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)

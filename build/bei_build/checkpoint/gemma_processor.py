@@ -19,6 +19,8 @@ from bei_build.tokenizer.library_tokenizer import token_of
 
 # The token that stands for an image; transformers' processor writes as many as the tower gives states.
 IMAGE = "<|image|>"
+# Tokens that the library's class reads as padding in a text where nothing is sent for them.
+NO_TEXTS = (IMAGE, "<|video|>", "<|audio|>")
 # Before and behind these, where the tokenizer's files name none.
 _BEGIN, _END = "<|image>", "<image|>"
 _AS_MESSAGES = ChatSettings("structured")

@@ -232,7 +232,8 @@ def test_routes_read_images_and_refuse_what_is_none(artifact: Artifact, expected
         answer = served.post("/v1/embeddings", {"input": [image, {"type": "text", "text": TEXTS[0]}]})
         assert answer.status_code == 200, answer.text
         assert_close([one["embedding"] for one in answer.json()["data"]], [expected[0], expected[len(FILES)]])
-        hostile: list[object] = [{"image": data_url(b"junk")}, "a <|image|> b", {"image": data_url(png()[:40])}]
+        hostile: list[object] = [{"image": data_url(b"junk")}, {"image": data_url(png()[:40])}]
+        hostile += ["a <|image|> b", "a <|video|> b", "<|audio|>", {"text": "<|audio|>", "image": data_url(FILES[0])}]
         for one in hostile:
             assert served.post("/embed", {"inputs": [one]}).status_code == 400
         for kind in ("audio", "video"):
