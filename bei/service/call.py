@@ -183,6 +183,12 @@ def encoding_of_ids(ids: Seq[int], manifest: Manifest) -> Encoding:
             "or send texts.",
             "input",
         )
+    tower = manifest.image_tower
+    if tower is not None and tower.sequence and tower.sequence.token_id in ids:
+        raise InvalidRequestError(
+            f"Token id {tower.sequence.token_id} stands for an image in {manifest.name}: send the image itself.",
+            "input",
+        )
     return Encoding(np.array(ids, np.int32))
 
 

@@ -244,6 +244,12 @@ def test_routes_read_images_and_refuse_what_is_none(artifact: Artifact, expected
         served.close()
 
 
+def test_token_ids_do_not_stand_for_images(model: bei.Model) -> None:
+    """The library's class would read padding in their place, and bei the token's own row."""
+    with pytest.raises(InvalidRequestError, match="Token id 6 stands for an image in"):
+        model.embed([[2, 6, 1]])
+
+
 def test_more_tokens_than_the_model_reads_are_an_error(model: bei.Model) -> None:
     with pytest.raises((InvalidImageError, InvalidRequestError), match="cannot be cut"):
         model.embed([{"content": [png(500, 500)] * 20}])
