@@ -79,7 +79,10 @@ def server(request: pytest.FixtureRequest, artifact: Artifact, env: Mapping[str,
 
 
 # The first tier takes vectors of tokens on one side, and images in their own proportions on the other.
-_SLOW = [("colpali", "front ends"), ("qwen3_vl", "devices"), ("colqwen2", "front ends"), ("colqwen2", "devices")]
+_SLOW = [
+    *(("colpali", "front ends"), ("qwen3_vl", "devices"), ("colqwen2", "front ends"), ("colqwen2", "devices")),
+    *(("embedding_gemma2", "front ends"), ("embedding_gemma2", "devices")),
+]
 
 
 @pytest.mark.parametrize(
@@ -164,3 +167,26 @@ def test_a_reranker_reads_images_in_front_ends(env: Mapping[str, str], home: Pat
             assert answer.status_code == 200, answer.text
             found = sorted(answer.json()["results"], key=lambda one: int(one["index"]))
             np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_content_parts_of_openai_have_one_vector(env: Mapping[str, str], home: Path, tmp_path: Path) -> None:
+    checkpoint = embedding_gemma2.save_published(tmp_path / "checkpoint")
+    artifact = build_artifact(checkpoint, tmp_path / "artifact", verify=False)
+    inputs: list[tuple[str | bytes, ...]] = [
+        (FILES[0], "a caption"),
+        ("first: ", FILES[1], " second: ", FILES[2]),
+        (FILES[3],),
+    ]
+
+    def part(one: str | bytes) -> dict[str, object]:
+        if isinstance(one, str):
+            return {"type": "text", "text": one}
+        return {"type": "image_url", "image_url": {"url": data_url(one)}}
+
+    given = [{"content": [part(one) for one in parts]} for parts in inputs]
+    with serve([artifact.path], env, home) as server:
+        answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": given}, timeout=DEADLINE_S)
+    assert answer.status_code == 200, answer.text
+    found = [one["embedding"] for one in answer.json()["data"]]
+    np.testing.assert_allclose(found, embedding_gemma2.library_vectors(checkpoint, inputs), atol=2e-4)

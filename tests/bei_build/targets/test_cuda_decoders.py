@@ -11,7 +11,7 @@ import pytest
 import bei
 from bei.artifact.manifest import Artifact
 from bei.engine.load import load_engine
-from tests.support import colpali, colqwen2, qwen3_vl
+from tests.support import colpali, colqwen2, embedding_gemma2, qwen3_vl
 from tests.support.builds import build_artifact
 from tests.support.two_towers import drawn_files
 
@@ -42,12 +42,16 @@ def test_vectors_of_tokens(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Qwen3-VL", "EmbeddingGemma 2"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_vectors_of_texts_and_images_in_one_input(precision: str, tmp_path: Path) -> None:
-    """What DeepStack adds behind the first layers is read too."""
-    checkpoint = qwen3_vl.save_qwen3_vl(tmp_path / "qwen3_vl")
+def test_vectors_of_texts_and_images_in_one_input(precision: str, kind: str, tmp_path: Path) -> None:
+    """What DeepStack adds behind the first layers is read too; steps need not be whole blocks of merged patches."""
+    of_qwen = (qwen3_vl.save_qwen3_vl, qwen3_vl.library_vectors)
+    of_gemma = (embedding_gemma2.save_embedding_gemma2, embedding_gemma2.library_vectors)
+    save, vectors = of_qwen if kind == "Qwen3-VL" else of_gemma
+    checkpoint = save(tmp_path / "checkpoint")
     inputs = [*((one,) for one in FILES), (FILES[0], TEXTS[0]), (FILES[1], FILES[2], FILES[1]), *((t,) for t in TEXTS)]
-    expected = np.array(qwen3_vl.library_vectors(checkpoint, inputs))
+    expected = np.array(vectors(checkpoint, inputs))
     with bei.Model(built(checkpoint, tmp_path, precision=precision).path, tune="off") as model:
         found = model.embed([{"content": one} if len(one) > 1 else one[0] for one in inputs])
     if precision == "fp32":
