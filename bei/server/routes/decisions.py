@@ -228,9 +228,10 @@ def _parts(given: DecisionParts | None, param: str) -> str:
 def _text_of(given: str | list[DecisionItem]) -> str:
     if isinstance(given, str):
         return given
+    lines = [_line(item) for item in given]  # refuses items that lack what they say
     if len(given) == 1 and given[0].type == "message" and given[0].role == "user":
         return _parts(given[0].content, "input")
-    return "\n\n".join(_line(item) for item in given)
+    return "\n\n".join(lines)
 
 
 def _line(item: DecisionItem) -> str:

@@ -236,6 +236,7 @@ OF_OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "has an image"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "without its content"),
     ({"input": [{"content": "a"}, {"content": "b"}]}, "without a role"),
+    ({"input": [{"role": "user"}]}, "without a role or content"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "type function_call without its arguments"),
     ({"input": [{"type": "custom_tool_call", "input": "a"}]}, "type custom_tool_call without its name"),
     ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "type function_call_output without its output"),
