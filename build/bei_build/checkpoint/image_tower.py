@@ -123,6 +123,7 @@ def read_image_tower(
     vision = table.vision_family(architecture)
     if vision is None or not has_image_processor(folder):
         return None
+    _check_processing(folder)
     raw = read_object(folder / "config.json")
     vision = vision.read_by(raw)
     if checkpoint.files.chat:
@@ -158,6 +159,17 @@ def read_image_tower(
         vision.counts_as_text,
         averages=sequence is not None and checkpoint.spec.heads[0].pooling == ("mean",),
     )
+
+
+def _check_processing(folder: Path) -> None:
+    """Raise CheckpointError where sentence-transformers' files have settings of images that the processor's do not."""
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        found = read_object(path).get("processing_kwargs")
+        if isinstance(found, dict) and (asked := found.get("image")):
+            raise CheckpointError(
+                f"{path} has processing_kwargs with image = {str(asked)[:80]}, which bei does not read: put it into "
+                "the image processor's file, or build for texts alone (--no-images)."
+            )
 
 
 def _reference_config(vision: VisionFamily, raw: Mapping[str, Any], otherwise: Any) -> Any:

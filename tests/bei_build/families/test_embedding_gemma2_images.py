@@ -27,7 +27,7 @@ from bei_build.spec.dtypes import DType
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact
-from tests.support.checkpoints import read_tensors, write_json, write_tensors
+from tests.support.checkpoints import change_json, read_tensors, write_json, write_tensors
 from tests.support.cpus import needs_bf16
 from tests.support.embedding_gemma2 import (
     HIDDEN,
@@ -205,6 +205,14 @@ def test_without_a_chat_template_images_are_read_alone(
         assert_close(model.embed([FILES[0], TEXTS[0]]), [expected[0], expected[len(FILES)]])
         with pytest.raises(InvalidRequestError, match=r"text or an image|beside"):
             model.embed([{"content": [FILES[0], "a page"]}])
+
+
+def test_settings_of_images_beside_the_processors_file_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """sentence-transformers would give them to the processor."""
+    folder = save_modules(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    change_json(folder / "sentence_bert_config.json", processing_kwargs={"image": {"max_soft_tokens": 140}})
+    with pytest.raises(CheckpointError, match="processing_kwargs with image"):
+        build_artifact(folder, tmp_path / "out")
 
 
 def test_a_checkpoint_without_an_image_tower_is_built_for_texts(checkpoint: Path, tmp_path: Path) -> None:
