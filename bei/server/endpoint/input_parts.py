@@ -159,8 +159,8 @@ class JoinedInput(msgspec.Struct):
 
 def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput | MixedInput:
     """The parts of one input: an image, texts, or both in their order. Between texts there is a line break, as vLLM
-    writes them, and beside an image nothing, as in the models' own templates. Raises InvalidRequestError, also where
-    there are none."""
+    writes it for templates of plain strings; beside an image nothing, as in the models' own templates. Raises
+    InvalidRequestError, also where there are none."""
     if not parts:
         raise InvalidRequestError(f"An input in {param} has no parts: send at least one.", param)
     found: list[str | ImageInput] = []
