@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 from bei.artifact.manifest import Artifact
 from bei.artifact.store import load
 from tests.support.builds import build_artifact
-from tests.support.checkpoints import Dense, Normalize, add_modules, save_checkpoint, write_json
+from tests.support.checkpoints import (
+    Dense,
+    Normalize,
+    add_modules,
+    read_tensors,
+    save_checkpoint,
+    write_json,
+    write_tensors,
+)
 
 _BUILD = """
 import sys
@@ -92,8 +101,13 @@ def test_the_time_and_place_of_the_checkpoint_do_not_matter(
     assert_same(again, artifact)
 
 
-def test_a_changed_weight_changes_the_digest(artifact: Artifact, tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "tiny", "xlm-roberta", layer_norm_eps=1e-6)
+def test_a_changed_weight_changes_the_digest(artifact: Artifact, checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / checkpoint.name)
+    tensors = read_tensors(folder)
+    tensors["encoder.layer.0.output.dense.bias"][0] += 1
+    write_tensors(folder, tensors)
     other = build_artifact(folder, tmp_path / "artifact", precision=artifact.manifest.precision, verify=False)
     assert other.manifest.source.sha256 != artifact.manifest.source.sha256
+    engines = [{one.path: one.sha256 for one in made.manifest.files}["engine/model.bin"] for made in (artifact, other)]
+    assert engines[0] != engines[1]
     assert other.manifest.digest != artifact.manifest.digest
