@@ -52,10 +52,9 @@ def _images(value: object, place: int, *, strings: bool = False) -> list[_File]:
 
 
 def _image(value: object, place: int, *, strings: bool) -> _File:
-    if isinstance(value, Mapping) and (named := value.get("bytes")) is None:
-        value, strings = value.get("path"), True
-    elif isinstance(value, Mapping):
-        value = named
+    if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
+        named = value.get("bytes")
+        value, strings = (value.get("path"), True) if named is None else (named, strings)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not strings:

@@ -56,6 +56,7 @@ def test_a_row_is_read_with_its_images_before_its_text(value: object, read: Any)
         ({"text": [1, 2], "image": None}, "has list beside its image"),
         (WithImage(None, [1, 2]), "has int in the place of an image"),
         (WithImage("a", {"bytes": None, "path": None}), "has null in the place of an image"),
+        (WithImage("a", {"url": "/a.png"}), "has dict in the place of an image"),
         (WithImage("a", "pages/1.png"), "'pages/1.png' in the place of an image: give a data URL"),
         (WithImage("a", {"bytes": None, "path": "1.png"}), "file's whole path"),
         (WithImage("a", "/a\0b"), "file's whole path"),
