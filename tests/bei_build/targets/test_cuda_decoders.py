@@ -60,6 +60,17 @@ def test_vectors_of_texts_and_images_in_one_input(precision: str, kind: str, tmp
 
 
 @pytest.mark.slow
+def test_vectors_of_tokens_that_are_means_of_patches(tmp_path: Path) -> None:
+    """EmbeddingGemma 2's, whose steps need not have whole blocks of nine."""
+    checkpoint = embedding_gemma2.save_embedding_gemma2(tmp_path / "embedding_gemma2")
+    inputs = [*((one,) for one in FILES), (FILES[0], TEXTS[0]), *((text,) for text in TEXTS)]
+    expected = np.array(embedding_gemma2.library_vectors(checkpoint, inputs))
+    with bei.Model(built(checkpoint, tmp_path).path, tune="off") as model:
+        found = model.embed([{"content": one} if len(one) > 1 else one[0] for one in inputs])
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+@pytest.mark.slow
 def test_scores_of_pairs(tmp_path: Path) -> None:
     checkpoint = qwen3_vl.save_reranker(tmp_path / "reranker")
     documents: list[str | bytes] = [*FILES, *TEXTS]

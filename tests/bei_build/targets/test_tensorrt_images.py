@@ -19,6 +19,7 @@ from tests.bei_build.targets.rtx import compiled, needs_rtx, parsed
 from tests.bei_build.targets.tiny import graph_of_checkpoint
 from tests.support.colpali import save_colpali
 from tests.support.colqwen2 import save_colqwen2
+from tests.support.embedding_gemma2 import save_embedding_gemma2
 from tests.support.qwen3_vl import save_qwen3_vl
 from tests.support.reading import read
 from tests.support.two_towers import save_clip, save_naflex, save_siglip, save_tower
@@ -74,6 +75,7 @@ DECODERS: dict[str, Callable[[Path], Path]] = {
     "ColQwen2": save_colqwen2,
     "ColQwen2.5": lambda folder: save_colqwen2(folder, second=True),
     "Qwen3-VL": save_qwen3_vl,
+    "EmbeddingGemma 2": lambda folder: save_embedding_gemma2(folder, text={"max_position_embeddings": 512}),
 }
 
 
