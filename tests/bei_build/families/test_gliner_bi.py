@@ -27,6 +27,8 @@ from bei.core import Encoding, LabelTable, LabelVectors, Outputs, PackedBatch
 from bei.engine.openvino import OpenVINOEngine
 from bei.errors import ArtifactManifestError, CheckpointError, CheckpointNotFoundError, ConfigError, InvalidRequestError
 from bei.server.make_app import make_app
+from bei.service.admission import Ticket, estimated_length
+from bei.tasks import extract
 from tests.bei_build.families.test_gliner import LABELS, PARTS, TEXT
 from tests.e2e.process import Server, environment
 from tests.support.builds import build_artifact
@@ -131,8 +133,17 @@ def test_the_route_answers_as_the_model_does(artifact: Artifact) -> None:
         ]
 
 
-def test_labels_count_in_what_a_server_accepts(artifact: Artifact) -> None:
-    """Ten texts read the same labels, which are computed once."""
+def test_labels_count_in_what_a_server_accepts(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten texts read the same labels, which are computed once, and count until they are."""
+    held: list[int] = []
+    compute = extract._vectors
+
+    async def noted(service: Any, labels: Any, ticket: Ticket) -> LabelVectors:
+        found = await compute(service, labels, ticket)
+        held.append(ticket.held_tokens)
+        return found
+
+    monkeypatch.setattr(extract, "_vectors", noted)
 
     async def asked() -> list[httpx.Response]:
         async with await make_app([artifact], ServeConfig(tune="off", max_queue_tokens=1200)) as served:
@@ -152,6 +163,7 @@ def test_labels_count_in_what_a_server_accepts(artifact: Artifact) -> None:
         assert answer.status_code == 400, answer.text
         assert "tokens, the limit is 1200: split it" in answer.text
     assert (first.status_code, second.status_code) == (200, 200), first.text + second.text
+    assert held == [10 * estimated_length(len(TEXT), artifact.manifest.max_seq_len)] * 2
 
 
 @pytest.mark.parametrize(
