@@ -109,8 +109,8 @@ class OptionMarkers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     one option; ``max_question_tokens``: of question, options and their markers. ``temperatures``: what scores are
     divided by, by the kind of question, or by kind and number of options ("choice:3-5").
 
-    ``form``: whose words stand around question, options and text (``bei.tasks.decision_readings``). opendecider's
-    models read no kinds, and special tokens that a text spells as its characters.
+    ``form``: whose words stand around question, options and text (``bei.tasks.decision_readings``). OpenDecider's
+    models do not read the kind of a question, and read a special token that a text spells as plain characters.
     """
 
     start_id: int

@@ -81,7 +81,7 @@ class SideModule:
     """Weights of a head that lie outside the transformer's files (a sentence-transformers module, a .pt file).
 
     ``location`` is a folder or a file; its tensors are called ``{stored}.weight`` and ``{stored}.bias``, that of a
-    residual ``residual.weight``. It may have several modules.
+    residual ``residual.weight``. One file may hold several modules.
     """
 
     location: Path
