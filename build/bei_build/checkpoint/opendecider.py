@@ -33,6 +33,10 @@ def with_opendecider(location: Location) -> Location:
     itself. Raises CheckpointError and its subclasses."""
     folder = location.folder
     if not _is_nano(folder):
+        if (folder / FILE).is_file() and (folder / _HEAD).is_file():
+            raise CheckpointError(
+                f"{folder / FILE} is not of the kind 'nano', the only one whose {_HEAD} bei reads: choose such a model."
+            )
         return location
     check_entries(folder)
     if not (folder / _HEAD).is_file():

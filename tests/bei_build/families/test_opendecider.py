@@ -125,7 +125,10 @@ def test_checkpoints_that_are_no_nano_are_refused(tmp_path: Path) -> None:
     change_json(folder / "opendecider.json", max_len="all")
     with pytest.raises(CheckpointError, match="max_len = 'all'"):
         build_artifact(folder, tmp_path / "out")
-    change_json(folder / "opendecider.json", max_len=512)
+    change_json(folder / "opendecider.json", max_len=512, kind="micro")
+    with pytest.raises(CheckpointError, match=r"opendecider\.json is not of the kind 'nano'"):
+        build_artifact(folder, tmp_path / "out")
+    change_json(folder / "opendecider.json", kind="nano")
     change_json(folder / "config.json", model_type="bert")
     with pytest.raises(CheckpointError, match=r"bei builds OpenDecider-nano on modernbert"):
         build_artifact(folder, tmp_path / "out")
