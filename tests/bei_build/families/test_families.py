@@ -37,6 +37,7 @@ REMOTE_CODE = (
     "NewForTokenClassification",
     "NewModel",
     "NVEmbedModel",
+    "NanoModel",
     "NomicBertForPreTraining",
     "PPLXQwen3Model",
     "Qwen2ForRewardModel",
