@@ -165,7 +165,7 @@ def test_a_server_that_is_killed_at_any_point_answers_every_line_once_in_the_end
 def test_a_drain_ends_what_is_under_way_and_the_next_start_goes_on(batches: Batches, client_of: ClientOf) -> None:
     with batches.serve() as server:
         client = client_of(server)
-        batch = created(client, lines(800))
+        batch = created(client, lines(4_000))
         wait_until(partial(is_running, client, batch.id), "it runs")
         server.send_signal(signal.SIGTERM)
         assert server.wait_exit() == 0
@@ -173,7 +173,7 @@ def test_a_drain_ends_what_is_under_way_and_the_next_start_goes_on(batches: Batc
         client = client_of(server)
         assert client.batches.retrieve(batch.id).status in ("validating", "in_progress")
         done = ended(client, batch)
-        assert ids(client, done.output_file_id) == [f"c{n}" for n in range(800) if n % 10]
+        assert ids(client, done.output_file_id) == [f"c{n}" for n in range(4_000) if n % 10]
 
 
 @pytest.mark.client_call("openai", "OpenAI", "/v1", "batches.cancel: answers so far; of one that has ended: an error")
