@@ -48,10 +48,12 @@ def _is_file(value: object) -> bool:
 def _images(value: object, place: int, *, strings: bool = False) -> list[_File]:
     if value is None:
         return []
-    return [_image(one, place, strings=strings) for one in (value if isinstance(value, list) else [value])]
+    if not isinstance(value, list):
+        return [_image(value, f"inputs {place}", strings=strings)]
+    return [_image(one, f"image {number} of inputs {place}", strings=strings) for number, one in enumerate(value)]
 
 
-def _image(value: object, place: int, *, strings: bool) -> _File:
+def _image(value: object, name: str, *, strings: bool) -> _File:
     if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
         named = value.get("bytes")
         value, strings = (value.get("path"), True) if named is None else (named, strings)
@@ -60,14 +62,14 @@ def _image(value: object, place: int, *, strings: bool) -> _File:
     if not isinstance(value, str) or not strings:
         found = "null" if value is None else type(value).__name__
         raise MalformedRequestError(
-            f"inputs {place} has {found} in the place of an image: give the bytes of a file.", "inputs"
+            f"{name} has {found} in the place of an image: give the bytes of a file.", "inputs"
         )
     if value[:5].lower() == "data:":
         return ImageInput(value, "inputs").file_bytes()
     if not value.startswith("/") or "\0" in value or len(value) > _MOST_PATH_CHARS:
         shown = ascii(value[:_MOST_SHOWN_CHARS])
         raise MalformedRequestError(
-            f"inputs {place} has {shown} in the place of an image: give a data URL (data:image/png;base64,...), or a "
+            f"{name} has {shown} in the place of an image: give a data URL (data:image/png;base64,...), or a "
             "file's whole path, from / on.",
             "inputs",
         )

@@ -17,10 +17,12 @@ _MOST_BYTES = 16_000_000
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file of a checkpoint. Raises CheckpointError if it is not JSON, too large for a config, or gives a
-    key twice."""
+    """Parse a JSON file of a checkpoint. Raises CheckpointError if it is missing, not JSON, too large for a config, or
+    gives a key twice."""
     try:
         return json.loads(read_bounded(path, _MOST_BYTES), object_pairs_hook=unique_keys)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing. Download the checkpoint again.") from error
     except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Download the checkpoint again.") from error
 

@@ -50,8 +50,8 @@ def test_a_row_is_read_with_its_images_before_its_text(value: object, read: Any)
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        ([A, "a text"], "inputs 7 has str in the place of an image"),
-        ([A, None], "has null in the place of an image"),
+        ([A, "a text"], "^image 1 of inputs 7 has str in the place of an image"),
+        ([A, None], "^image 1 of inputs 7 has null in the place of an image"),
         ({"text": "a", "image": URL}, "has str in the place of an image"),
         ({"text": [1, 2], "image": None}, "has list beside its image"),
         (WithImage(None, [1, 2]), "has int in the place of an image"),
@@ -61,7 +61,7 @@ def test_a_row_is_read_with_its_images_before_its_text(value: object, read: Any)
         (WithImage("a", {"bytes": None, "path": "1.png"}), "file's whole path"),
         (WithImage("a", "/a\0b"), "file's whole path"),
         (WithImage("a", "/9j/" + "A" * 5000), "^inputs 7 has '/9j/A{56}' in the place of an image"),  # a JPEG's base64
-        (WithImage("a", ["", URL]), "has '' in the place of an image"),
+        (WithImage("a", ["", URL]), "^image 0 of inputs 7 has '' in the place of an image"),
         (WithImage("a", "data:text/plain;base64,AAAA"), "which is no image"),
         (WithImage("a", "data:image/png;base64,A"), "is not base64"),
     ],

@@ -187,5 +187,5 @@ def test_arguments_by_which_no_number_changes_are_left_aside(tmp_path: Path) -> 
 def test_a_pooling_config_that_is_not_there_is_refused(tmp_path: Path) -> None:
     add_modules(tmp_path)
     (tmp_path / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"1_Pooling.config\.json is not readable JSON.*Download"):
+    with pytest.raises(CheckpointError, match=r"1_Pooling.config\.json is missing.*Download"):
         read_sentence_transformers(tmp_path)
