@@ -267,10 +267,11 @@ class RemotePort:
 
     def _on_readable(self, channel: Channel[Any]) -> None:
         try:
-            is_open = channel.fill()
-            while (frame := channel.next_frame()) is not None:
-                self._handle(frame)
-                del frame
+            is_open = self._read(channel)
+            # A process that is killed before it has read everything leaves a socket with an error. uvloop tells of that
+            # once and then watches it no longer, although its last answers may still have to be read.
+            while is_open and channel.has_ended():
+                is_open = self._read(channel)
         except Exception as error:  # a bug: whoever waits must hear of it
             log.exception("a port has failed")
             self._die(f"The port has failed ({type(error).__name__}): restart the server.")
@@ -278,6 +279,13 @@ class RemotePort:
         if not is_open:
             self._loop.remove_reader(channel.fileno())
             self._lose(channel)
+
+    def _read(self, channel: Channel[Any]) -> bool:
+        is_open = channel.fill()
+        while (frame := channel.next_frame()) is not None:
+            self._handle(frame)
+            del frame
+        return is_open
 
     def _handle(self, frame: Frame[Any]) -> None:
         message = frame.message

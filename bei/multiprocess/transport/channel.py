@@ -57,8 +57,8 @@ class Frame(Generic[MessageT]):
 
 
 class Channel(Generic[MessageT]):
-    """One end of a connection, which receives the types ``messages``. ``send``, ``flush``, ``close`` and
-    ``has_arrived`` are thread-safe; reading, and ``end``, are for one thread at a time."""
+    """One end of a connection, which receives the types ``messages``. ``send``, ``flush``, ``close``,
+    ``has_arrived`` and ``has_ended`` are thread-safe; reading, and ``end``, are for one thread at a time."""
 
     def __init__(self, sock: socket.socket, messages: Any) -> None:
         self._sock = sock
@@ -159,6 +159,11 @@ class Channel(Generic[MessageT]):
         """Whether there are unread bytes, or the peer has ended. Not after ``end``."""
         return self._polled(0.0)
 
+    def has_ended(self) -> bool:
+        """Whether the peer has ended, or ``close`` was called: what was sent before can still be read. Not after
+        ``end``."""
+        return self._polled(0.0, 0)  # poll tells the end of both directions always
+
     def close(self) -> None:
         """End both directions. The reader sees the end of the stream, and calls ``end``."""
         with self._lock:
@@ -173,9 +178,9 @@ class Channel(Generic[MessageT]):
         while self._fds:
             os.close(self._fds.popleft())
 
-    def _polled(self, timeout_s: float | None) -> bool:
+    def _polled(self, timeout_s: float | None, events: int = select.POLLIN) -> bool:
         poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
+        poll.register(self._sock, events)
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     # Sending, under the lock.

@@ -270,7 +270,7 @@ def test_submitting_never_waits_for_a_process_that_does_not_read(place: Place) -
         channel: Channel[Any] = Channel(place.listener.accept()[0], ToPortServer)
         stopped.append(channel)
         channel.receive()
-        channel.send(Welcome(model_info_of(FakeEngine(LIMITS)), PortState(_STATS, 0.0, 0)))
+        channel.send(Welcome(model_info_of(FakeEngine(LIMITS)), PortState(STATS, 0.0, 0)))
 
     accepting = threading.Thread(target=accept)
     accepting.start()
@@ -392,7 +392,7 @@ class StatedPort:
     def close(self) -> None: ...
 
 
-_STATS = PortStats(
+STATS = PortStats(
     lanes={"interactive": LaneStats(1, 10, 0.5), "bulk": LaneStats(0, 0, 0.0)},
     num_running=3,
     running_s=1000.0,
@@ -412,7 +412,7 @@ _STATS = PortStats(
 
 def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place, loop_thread: LoopThread) -> None:
     engine, costs, num_ready = FakeEngine(LIMITS), CostModel.assumed(LIMITS), [2]
-    port = StatedPort(_STATS)
+    port = StatedPort(STATS)
 
     def open_port(on_answers: OnAnswers, metrics: object) -> EnginePort:
         return port
@@ -426,10 +426,10 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
     def seen() -> PortStats:
         return remote.stats()._replace(running_s=1000.0)
 
-    assert seen() == _STATS
+    assert seen() == STATS
     assert 990 < remote.stats().running_s <= 1000
     costs.follow(0.125)
-    port.now = _STATS._replace(is_busy=False, last_step_s=5.0)
+    port.now = STATS._replace(is_busy=False, last_step_s=5.0)
     wait_until(lambda: seen() == port.now and own.speed == 0.125, "the change is told")
     num_ready[0] = 1
     wait_until(lambda: remote.stats().slowdown == 1.0, "a device is away")
@@ -443,9 +443,9 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
     with quiet:
         remote.submit(Submission(1, "bulk", frozenset({"embedding"}), [item]))
         lanes = remote.stats().lanes
-        assert lanes["interactive"] == _STATS.lanes["interactive"]
+        assert lanes["interactive"] == STATS.lanes["interactive"]
         assert lanes["bulk"] == LaneStats(1, 3, own.sequence_seconds(3))
-    wait_until(lambda: remote.stats().lanes == dict(_STATS.lanes), "the other side has seen it")
+    wait_until(lambda: remote.stats().lanes == dict(STATS.lanes), "the other side has seen it")
     remote._in_flight.forget(1)
     remote.close()
     server.close()

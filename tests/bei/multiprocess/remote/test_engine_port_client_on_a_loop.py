@@ -13,6 +13,8 @@ from bei.core import Limits
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDeadError
 from bei.multiprocess.remote import engine_port_client
+from bei.multiprocess.transport.channel import Channel
+from bei.multiprocess.transport.messages import PortState, ToPortServer, Welcome
 from tests.bei.multiprocess.chain import (
     MODEL,
     Asker,
@@ -20,12 +22,13 @@ from tests.bei.multiprocess.chain import (
     Place,
     abandon,
     embeddings,
+    model_info_of,
     nothing_left,
     places,
     serve_port,
     served_model,
 )
-from tests.bei.multiprocess.remote.test_engine_port_client import Quiet
+from tests.bei.multiprocess.remote.test_engine_port_client import STATS, Quiet
 from tests.bei.scheduler.front import LIMITS, wait_until
 from tests.support.engines import DEADLINE_S, GatedEngine, ids
 
@@ -145,6 +148,32 @@ def test_what_is_unanswered_goes_to_the_next_process_which_the_loop_reads_too(
     one.asker.wait(meanwhile)
     one.asker.rows([4])
     assert one.asker.num_answers == 4
+
+
+def test_a_process_that_was_killed_before_it_read_everything_is_found_to_have_ended_behind_its_last_message(
+    place: Place, loop_thread: LoopThread
+) -> None:
+    """Its socket has a message and an error at once, of which uvloop tells once: the front end waited for ever."""
+    opened: list[Channel[Any]] = []
+
+    def accept() -> None:
+        opened.append(Channel(place.listener.accept()[0], ToPortServer))
+        opened[0].receive()
+        opened[0].send(Welcome(model_info_of(FakeEngine(LIMITS)), PortState(STATS, 0.0, 0)))
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    asker = loop_thread.call(lambda: Asker(place.address, loop=loop_thread.loop))
+    accepting.join()
+    with loop_thread.blocked():
+        request = asker.submit([1])
+        wait_until(opened[0].has_arrived, "it has not read what was submitted")
+        opened[0].send(PortState(STATS, 0.0, 0))
+        opened[0].end()
+    server = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
+    assert embeddings(asker.wait(request)) == [fake_row(ids(1)).tolist()]
+    asker.port.close()
+    server.close()
 
 
 def test_an_error_in_the_ports_own_code_ends_it_and_is_told(
