@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta
 from typing_extensions import NotRequired
 
 from bei import errors
+from bei.image.source import placed
 from bei.server.dialects import jina_multi_vector
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
@@ -21,7 +22,7 @@ from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANK
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
-from bei.server.endpoint.input_parts import ComparedInput, JoinedPart
+from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.refused_fields import QueryLimit
 from bei.server.endpoint.render import Items, Reply
@@ -84,8 +85,10 @@ class EmbeddingsRequest(Tiered, kw_only=True):
     return_tokenized_input: NotAsked | None = False
 
 
-class Document(JoinedPart, forbid_unknown_fields=False):
-    """A document as an object: a text, or an image for a model that compares vectors of images."""
+class Document(ComparedInput, forbid_unknown_fields=False):
+    """A document as an object: a text, an image or both, or the parts of a `content`. Other fields are the client's."""
+
+    text: str | None = None
 
 
 class RerankRequest(Tiered, kw_only=True):
@@ -151,7 +154,10 @@ async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
     _refuse(body, "return_embeddings", "ask /v1/embeddings")
     context.check_count(body.documents, "documents")  # before they are looked at
-    documents = [one if isinstance(one, str) else one.compared("documents") for one in body.documents]
+    documents = [
+        one if isinstance(one, str) else placed(one.compared("documents"), index)
+        for index, one in enumerate(body.documents)
+    ]
     asked = rerank.DocumentsRequest(
         query=body.query,
         documents=[],

@@ -153,12 +153,13 @@ def test_routes_read_texts_images_and_both(path: str, served: Served, checkpoint
     np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
 
 
-def test_parts_of_a_content_keep_their_order(served: Served, checkpoint: Path) -> None:
+@pytest.mark.parametrize("path", ["/rerank", "/jina/v1/rerank"])
+def test_parts_of_a_content_keep_their_order(path: str, served: Served, checkpoint: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": data_url(FILES[0])}}
     orders = [[image, {"type": "text", "text": "a"}], [{"type": "text", "text": "a"}, image]]
     expected = library_scores(checkpoint, [((QUERY,), (FILES[0], "a")), ((QUERY,), ("a", FILES[0]))])
     assert abs(expected[0] - expected[1]) > 1e-5
-    found = result(served, "/rerank", query=QUERY, documents=[{"content": content} for content in orders])
+    found = result(served, path, query=QUERY, documents=[{"content": content} for content in orders])
     np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
     asked = {"data_1": QUERY, "data_2": [{"content": content} for content in orders]}
     answer = served.post("/score", asked)
@@ -253,6 +254,8 @@ def test_an_image_that_cannot_be_read_is_named_by_its_place(served: Served, mode
         assert answer.status_code == 400
         assert answer.json()["error"]["message"].startswith(message)
         assert answer.json()["error"]["param"] == "documents"
+    answer = served.post("/jina/v1/rerank", {"query": QUERY, "documents": ["text", bad]})
+    assert answer.json()["detail"].startswith("documents 1: An image is of no format")
     answer = served.post("/rerank", {"query": bad, "documents": ["text", good]})
     assert answer.json()["error"]["message"].startswith("An image is of no format")
     answer = served.post("/rerank", {"query": {"content": [good, bad]}, "documents": [good, "text"]})
@@ -365,8 +368,11 @@ def test_texts_between_a_querys_images_stand_in_memory_once(artifact: Artifact) 
 def test_what_is_no_side_of_a_pair_is_told_what_one_is(model: bei.Model) -> None:
     wrongs: list[Any] = [{"image": FILES[0]}, {"text": "a"}, np.zeros((3, 3, 3), np.uint8)]
     for wrong in wrongs:
-        with pytest.raises(BeiError, match="must be a text, an image, or both"):
+        with pytest.raises(BeiError, match=r"must be a text, an image \(of Pillow, .*\), or both"):
             model.rerank(QUERY, [wrong])
+    with pytest.raises(InvalidRequestError, match="documents has the type dict") as caught:
+        model.rerank(QUERY, {"text": "a"})  # was called inputs
+    assert caught.value.param == "documents"
 
 
 def test_images_are_no_embeddings(served: Served) -> None:
