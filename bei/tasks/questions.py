@@ -86,13 +86,19 @@ class AskedQuestion(NamedTuple):
 
 
 def as_text(content: Content | None) -> str:
-    """A text as it is, anything else as JSON on one line. Raises InvalidRequestError for what is nested too deeply."""
+    """A text as it is, anything else as JSON on one line. Raises InvalidRequestError for what is nested too deeply, and
+    for images, whose base64 would be read as a text."""
     if content is None:
         return ""
+    if isinstance(content, str):
+        return content
     try:
-        return content if isinstance(content, str) else "".join(_encoder.iterencode(content))
+        text = "".join(_encoder.iterencode(content))
     except RecursionError as error:  # decoders may go deeper, from Python 3.12 on
         raise InvalidRequestError("JSON of the request is nested too deeply: send it as one text.") from error
+    if '"data:image/' in text:
+        raise InvalidRequestError("JSON of the request has an image: decisions are about texts here.")
+    return text
 
 
 def question_of(name: str, given: AnyQuestion) -> AskedQuestion:

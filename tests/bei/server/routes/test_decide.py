@@ -214,6 +214,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"questions": {"q": {"type": "noul", "instructions": "a", "criteria": {"yes": "b"}}}}, "`yes`"),
     ({"min_confidence": 0.5}, "min_confidence 0.5 is not supported"),
     ({"images": ["aGk="]}, "images (a list) is not supported"),
+    ({"state": [{"role": "user", "content": [{"image_url": {"url": "data:image/png;base64,aGk="}}]}]}, "has an image"),
 ]
 
 
