@@ -31,6 +31,9 @@ EncodeInput: TypeAlias = "GivenText | Iterable[GivenText]"
 
 # Keys of an image and a text as one input.
 _MIXED = ({"text", "image"}, {"content"})
+# What images are, and what stands for one with a text.
+_IMAGE_FORMS = "of Pillow, the bytes of a file, or its pathlib.Path"
+_OR_IMAGE = f'an image ({_IMAGE_FORMS}), or both: {{"text": ..., "image": ...}} or {{"content": [...]}}'
 
 # Takes an input and its place, returns the input; raises InvalidRequestError that names the place.
 Check: TypeAlias = Callable[[object, int], InputT]
@@ -71,12 +74,16 @@ def text_or_image(value: object, index: int) -> TextOrImage:
     """Check that ``value`` is a text, the token ids of one input, an image (a Pillow image, the bytes of a file, or
     its path), or a text and an image as of ``of_pair``. Files are not read yet."""
     found = _mixed(value, index, "inputs") or _image(value)
+    if found is None and not isinstance(value, str | list):
+        raise _malformed(value, index, "inputs", f"a text, a list of the token ids of one input, {_OR_IMAGE}")
     return text_or_ids(value, index) if found is None else placed(found, index)
 
 
 def text_or_picture(value: object, index: int, param: str = "inputs") -> TextOrPicture:
     """As ``text_or_image``, without token ids."""
     found = _mixed(value, index, param) or _image(value, param)
+    if found is None and not isinstance(value, str):
+        raise _malformed(value, index, param, f"a text, {_OR_IMAGE}")
     return text(value, index, param) if found is None else placed(found, index)
 
 
@@ -85,7 +92,7 @@ def of_pair(value: object, index: int, param: str = "inputs") -> str | ImageInpu
     image first, or in their order {"content": [...]}."""
     found = _mixed(value, index, param) or _image(value, param)
     if found is None and not isinstance(value, str):
-        raise _malformed(value, index, param, 'a text, an image, or both: {"text": ..., "image": ...}')
+        raise _malformed(value, index, param, f"a text, {_OR_IMAGE}")
     return text_of_pair(value, index, param) if found is None else found if param == "query" else placed(found, index)
 
 
@@ -103,10 +110,21 @@ def _mixed(value: object, index: int, param: str) -> MixedInput | None:
     given = value["content"]
     if not isinstance(given, list | tuple):
         raise _malformed(given, index, param, "a list of texts and images as content")
-    parts = [text_of_pair(one, index, param) if (found := _image(one, param)) is None else found for one in given]
+    parts = [_part(one, index, param) for one in given]
     if all(isinstance(part, str) for part in parts):
         raise MalformedRequestError(f"{param} {index} has no image in its content: give its text alone.", param)
     return MixedInput((*parts,))
+
+
+def _part(value: object, index: int, param: str) -> str | ImageInput:
+    found = _image(value, param)
+    if found is None and not isinstance(value, str):
+        raise MalformedRequestError(
+            f"{param} {index} has the type {_kind_of(value)} in its content, whose parts are texts and images "
+            f"({_IMAGE_FORMS}).",
+            param,
+        )
+    return text_of_pair(value, index, param) if found is None else found
 
 
 def _image(value: object, param: str = "inputs") -> ImageInput | None:
@@ -129,8 +147,9 @@ def is_one(value: object) -> bool:
     return is_plain or is_both or _is_dataset_row(value) or is_opened_image(value)
 
 
-def several(inputs: object) -> Iterable[object]:
-    """``inputs`` to iterate, of which one is a list of one. Raises MalformedRequestError."""
+def several(inputs: object, param: str = "inputs") -> Iterable[object]:
+    """``inputs`` to iterate, of which one is a list of one. Raises MalformedRequestError, for the argument ``param``.
+    """
     if is_one(inputs):
         return [inputs]
     # The rows of a set's results would be in no order, and of a dict the keys would be read, of a data frame the names
@@ -138,7 +157,7 @@ def several(inputs: object) -> Iterable[object]:
     is_table = hasattr(inputs, "columns") and hasattr(inputs, "iterrows")
     if not can_be_iterated(inputs) or isinstance(inputs, set | frozenset | Mapping) or is_table:
         raise MalformedRequestError(
-            f"inputs has the type {_kind_of(inputs)}, and must be a text, or texts in a list or an iterator."
+            f"{param} has the type {_kind_of(inputs)}, and must be a text, or texts in a list or an iterator.", param
         )
     return inputs
 

@@ -448,8 +448,9 @@ def _check_image(
     """Raise InvalidImageError where the model has no such vectors of ``value``."""
     error = embed.image_error(service, name, checked.task.adapter, "inputs", value)
     if error is not None:
-        kind = "an image" if isinstance(value, ImageInput) else "an image and texts"
-        raise InvalidImageError(f"inputs {index} is {kind}. {error}", "inputs")
+        kind = "an image" if isinstance(value, ImageInput) else "an image beside other parts"
+        fault = str(error).removeprefix(f"inputs {index}: ")
+        raise InvalidImageError(f"inputs {index} is {kind}. {fault}", "inputs")
 
 
 def _warn(checked: CheckedTask) -> None:

@@ -102,7 +102,7 @@ class Runner:
         return self._stream(method, given, size).async_chunks()
 
     def _call(self, method: Method[InputT, PartT, ResultT], inputs: object) -> _RunningCall[InputT, PartT, ResultT]:
-        given = several(inputs)
+        given = several(inputs, method.param)
         is_short = isinstance(given, Sized) and len(given) <= self._interactive_inputs
         return _RunningCall(self, method, given, None if is_short else "bulk", method.window_inputs)
 
