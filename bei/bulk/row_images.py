@@ -61,9 +61,7 @@ def _image(value: object, name: str, *, strings: bool) -> _File:
         return value
     if not isinstance(value, str) or not strings:
         found = "null" if value is None else type(value).__name__
-        raise MalformedRequestError(
-            f"{name} has {found} in the place of an image: give the bytes of a file.", "inputs"
-        )
+        raise MalformedRequestError(f"{name} has {found} in the place of an image: give the bytes of a file.", "inputs")
     if value[:5].lower() == "data:":
         return ImageInput(value, "inputs").file_bytes()
     if not value.startswith("/") or "\0" in value or len(value) > _MOST_PATH_CHARS:

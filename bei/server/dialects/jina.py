@@ -69,7 +69,7 @@ class FieldErrors(TypedDict):
 
 class EmbeddingsRequest(Tiered, kw_only=True):
     """``truncate`` null or false: a text that is too long is an error. ``encoding_type`` is LlamaIndex's word for
-    ``embedding_type``. Images are data URLs, or base64."""
+    ``embedding_type``."""
 
     input: TextOrImage
     model: Model | None = None
@@ -86,7 +86,7 @@ class EmbeddingsRequest(Tiered, kw_only=True):
 
 
 class Document(ComparedInput, forbid_unknown_fields=False):
-    """A document as an object: a text, an image or both, or the parts of a `content`. Other fields are the client's."""
+    """A document as an object. Other fields are the client's."""
 
     text: str | None = None
 
