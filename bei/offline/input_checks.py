@@ -148,7 +148,7 @@ def is_one(value: object) -> bool:
 
 
 def several(inputs: object, param: str = "inputs") -> Iterable[object]:
-    """``inputs`` to iterate, of which one is a list of one. Raises MalformedRequestError, for the argument ``param``."""
+    """``inputs`` to iterate, of which one is a list of one. Raises MalformedRequestError that names ``param``."""
     if is_one(inputs):
         return [inputs]
     # The rows of a set's results would be in no order, and of a dict the keys would be read, of a data frame the names

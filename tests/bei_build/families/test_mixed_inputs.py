@@ -106,9 +106,7 @@ def test_a_model_in_process_reads_one_of_them(artifact: Artifact, expected: list
         assert first.score == pytest.approx(1.0, abs=1e-3)
         assert second.score < 0.999
         assert_close(model.embed([{"content": [FILES[0], FILES[3]]}]), [expected[5]])
-        with pytest.raises(
-            InvalidImageError, match=rf"parts\. An input has {MOST_IMAGES + 1} images, .* reads {MOST_IMAGES}"
-        ):
+        with pytest.raises(InvalidImageError, match=rf"parts\. An input has {MOST_IMAGES + 1} images"):
             model.embed([{"content": [FILES[0]] * (MOST_IMAGES + 1)}])  # the place was said twice
         with pytest.raises(MalformedRequestError, match="no image in its content"):
             model.embed([{"content": ["text"]}])
