@@ -7,7 +7,7 @@ Reference: api.jina.ai/openapi.json, version 2026.02.03 (``EmbeddingsV3Request``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias, TypedDict
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -32,6 +32,7 @@ from bei.server.endpoint.vector_encoding import OCTET_HEADERS
 from bei.server.routes import openai_embeddings, rerank, zero_shot
 from bei.server.routes.openai_embeddings import TokensUsage
 from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse
+from bei.tasks.compare import Compared
 
 _RESULT_BYTES = 50
 
@@ -105,6 +106,16 @@ class RerankRequest(Tiered, kw_only=True):
     return_embeddings: NotAsked | None = False
 
 
+_parse_request = parser(RerankRequest)
+
+
+class ParsedDocuments(NamedTuple):
+    """A request, and what the model reads of its documents."""
+
+    body: RerankRequest
+    documents: list[Compared]
+
+
 class Result(TypedDict):
     """By descending score. The document is a string or an object, as it came."""
 
@@ -150,14 +161,21 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
         raise
 
 
-async def rank(body: RerankRequest, context: RequestContext) -> Reply:
-    """Score documents against a query, best first."""
-    _refuse(body, "return_embeddings", "ask /v1/embeddings")
-    context.check_count(body.documents, "documents")  # before they are looked at
+def parse_documents(content: bytes) -> ParsedDocuments:
+    """A body and its documents, which were read where the body was: of a long one off the event loop. Raises
+    InvalidRequestError."""
+    body = _parse_request(content)
     documents = [
         one if isinstance(one, str) else placed(one.compared("documents"), index)
         for index, one in enumerate(body.documents)
     ]
+    return ParsedDocuments(body, documents)
+
+
+async def rank(request: ParsedDocuments, context: RequestContext) -> Reply:
+    """Score documents against a query, best first."""
+    body, documents = request
+    _refuse(body, "return_embeddings", "ask /v1/embeddings")
     asked = rerank.DocumentsRequest(
         query=body.query,
         documents=[],
@@ -244,9 +262,7 @@ DIALECT = Dialect(
             has_report=True,
             octet_headers=OCTET_HEADERS,
         ),
-        Route(
-            "/v1/rerank", "Rerank (Jina)", RerankRequest, RerankResponse, parser(RerankRequest), rank, _RERANK_EXAMPLE
-        ),
+        Route("/v1/rerank", "Rerank (Jina)", RerankRequest, RerankResponse, parse_documents, rank, _RERANK_EXAMPLE),
         Route(
             "/v1/classify",
             "Classify by labels of the request (Jina)",

@@ -24,6 +24,7 @@ class ImageURL(msgspec.Struct):
     url: ImageText
 
 
+_NO_IMAGES = (None,) * 5
 _IMAGE_TYPES = ("image", "image_base64", "image_url", "input_image")
 _TYPES_OF = {
     "text": ("input_text", "text"),
@@ -60,8 +61,10 @@ class PartFields(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def images(self) -> list[str]:
         """Of all its fields."""
-        url = self.image_url.url if isinstance(self.image_url, ImageURL) else self.image_url
-        return [one for one in (self.image, url, self.image_base64, self.bytes, self.url) if one is not None]
+        given = (self.image, self.image_url, self.image_base64, self.bytes, self.url)
+        if given == _NO_IMAGES:
+            return []
+        return [one.url if isinstance(one, ImageURL) else one for one in given if one is not None]
 
     def compared(self, param: str) -> str | ImageInput | MixedInput:
         """As ``model_input``, or both: the image first, as Qwen3-VL's own code writes them."""
@@ -75,15 +78,14 @@ class PartFields(msgspec.Struct, forbid_unknown_fields=True):
 
     def model_input(self, param: str) -> str | ImageInput:
         """What the model reads. Raises InvalidRequestError unless the object holds one text or one image."""
-        images, texts = self.images, [] if self.text is None else [self.text]
-        said = None if self.type is None else "text" if self.type.endswith("text") else "image"
-        if len(images) + len(texts) != 1 or (said is not None and said != ("text" if texts else "image")):
+        text, images, said = self.text, self.images, self.type  # hundreds of thousands may be in one request
+        if len(images) != (text is None) or (said is not None and said.endswith("text") == (text is None)):
             raise InvalidRequestError(
                 f"An object in {param} holds one text or one image, as its type says: text, image, image_url or "
                 "image_base64.",
                 param,
             )
-        return texts[0] if texts else ImageInput(images[0], param)
+        return ImageInput(images[0], param) if text is None else text
 
 
 class InputPart(PartFields, forbid_unknown_fields=True):
@@ -164,7 +166,7 @@ def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput | MixedI
     if not parts:
         raise InvalidRequestError(f"An input in {param} has no parts: send at least one.", param)
     found: list[str | ImageInput] = []
-    for is_text, some in groupby(parts, lambda part: part.text is not None):
-        inputs = [part.model_input(param) for part in some]
+    for is_text, some in groupby([part.model_input(param) for part in parts], lambda one: isinstance(one, str)):
+        inputs = [*some]
         found += ["\n".join(map(str, inputs))] if is_text else inputs
     return found[0] if len(found) == 1 else MixedInput((*found,))

@@ -267,9 +267,10 @@ async def scored(
     """The model that scores ``documents`` as ``body`` says, and their scores in their order."""
     service = _checked(body, context)
     context.check_count(documents, "documents")
-    ticket = await _admitted(context, service, body, documents)
+    query = body.query if isinstance(body.query, str) else body.query.compared("query")
+    ticket = await _admitted(context, service, body, query, documents)
     shorter, cut = await shortened(service, documents, body.max_tokens_per_doc, ticket)
-    answer = await _scored(service, body, shorter, ticket)
+    answer = await _scored(service, body, query, shorter, ticket)
     return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
 
 
@@ -277,7 +278,8 @@ async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     """Score texts against a query, best first: a bare list."""
     service = _checked(body, context)
     context.check_count(body.texts, "texts")
-    answer = await _scored(service, body, body.texts, await _admitted(context, service, body, body.texts))
+    ticket = await _admitted(context, service, body, body.query, body.texts)
+    answer = await _scored(service, body, body.query, body.texts, ticket)
     texts = body.texts if body.return_text else None
     return Reply(ranking(answer, body.top_n, texts, score="score", document="text"), answer.truncated)
 
@@ -289,9 +291,12 @@ def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
 
 
 async def _admitted(
-    context: RequestContext, service: InferenceService, body: TextsRequest | DocumentsRequest, documents: Seq[Compared]
+    context: RequestContext,
+    service: InferenceService,
+    body: TextsRequest | DocumentsRequest,
+    query: Compared,
+    documents: Seq[Compared],
 ) -> Ticket:
-    query = _query_of(body)
     if body.score_mode is None:
         instruction = agreed(body, "instruction", "instruct")
         pairs = await pairs_to_read(service, [(query, one) for one in documents], instruction)
@@ -302,15 +307,14 @@ async def _admitted(
     return context.admit(service, read)
 
 
-def _query_of(body: TextsRequest | DocumentsRequest) -> Compared:
-    return body.query if isinstance(body.query, str) else body.query.compared("query")
-
-
 async def _scored(
-    service: InferenceService, body: TextsRequest | DocumentsRequest, documents: Seq[Compared], ticket: Ticket
+    service: InferenceService,
+    body: TextsRequest | DocumentsRequest,
+    query: Compared,
+    documents: Seq[Compared],
+    ticket: Ticket,
 ) -> Scores:
     instruction = agreed(body, "instruction", "instruct")
-    query = _query_of(body)
     pairs = [(query, one) for one in documents]
     return await pair_scores(body, service, pairs, ticket, raw=body.is_raw(), instruction=instruction)
 
