@@ -33,6 +33,9 @@ ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "tanh", "relu", "softpl
 # One sequence's part of it: output name -> [width], or [tokens, width] of outputs per token.
 Row: TypeAlias = Mapping[str, Float32Array]
 
+# Numbers of a row beside those of a label's pairs of boundaries (``bei.engine.boundaries``).
+EXTRAS = 4
+
 
 @dataclass(frozen=True)
 class TokenSpans:

@@ -63,8 +63,13 @@ def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
     width = manifest.dimension(certificate.canary_output)
     if width is None:
         yield f"its canary is for {shown(certificate.canary_output)}, which the engine does not give"
-    elif len(certificate.canary_row) != width:
+    elif len(certificate.canary_row) != width * _canary_blocks(manifest, certificate.canary_output):
         yield f"its canary has {len(certificate.canary_row)} components, and {certificate.canary_output} has {width}"
+
+
+def _canary_blocks(manifest: Manifest, output: str) -> int:
+    """Blocks of a row for the canary's one label (``bei.engine.boundaries``)."""
+    return 2 if output == "span_logits" and manifest.extraction and manifest.extraction.candidates else 1
 
 
 def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from bei.core import EXTRAS
+
 # As Laya counts them.
 KINDS_OF_QUESTIONS = ("choice", "score", "noul")
 
@@ -32,6 +34,23 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_counts: int
 
 
+class Candidates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How spans are chosen from pairs of boundaries (GLiNER2.5): a graph scores those of up to ``most_boundaries``
+    starts and ends (``bei.engine.boundaries``), of which a text's candidates are the ``least_per_label`` best of each
+    label, and then the best of all, ``pool_size`` in all. A label that is absent with a probability above
+    ``absent_above`` has no spans."""
+
+    most_boundaries: int
+    pool_size: int
+    least_per_label: int
+    absent_above: float
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a row for one label."""
+        return self.most_boundaries + EXTRAS
+
+
 class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model reads labels and a text's words: each label behind the token ``label_id``, then ``separator_id``,
     then the words, each tokenized by itself.
@@ -42,8 +61,9 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``label_width``: labels do not stand in front of the words, but are vectors of so many numbers, of the tower of
     labels; then the two ids are -1, and ``reads_marker`` is false. ``schema``: what stands around the labels; then
     columns are those of ``bei.engine.schema_columns``. ``max_entities``: the scores are those of pairs of entities
-    that a request names, up to so many of a text, and labels are relations; ``max_width`` is ``max_words`` then. All
-    three are unset in artifacts of other models.
+    that a request names, up to so many of a text, and labels are relations; ``max_width`` is ``max_words`` then.
+    ``candidates``: they are those of pairs of boundaries, spans have any length, and no instances are counted. All four
+    are unset in artifacts of other models.
     """
 
     label_id: int
@@ -55,12 +75,20 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     label_width: int | msgspec.UnsetType = msgspec.UNSET
     schema: Schema | msgspec.UnsetType = msgspec.UNSET
     max_entities: int | msgspec.UnsetType = msgspec.UNSET
+    candidates: Candidates | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def has_any_width(self) -> bool:
+        """True if spans may have any length."""
+        return self.by_word or bool(self.candidates)
 
     @property
     def columns(self) -> int:
         """Scores of a word, or of an entity, for one label."""
         if self.max_entities is not msgspec.UNSET:
             return self.max_entities
+        if self.candidates:
+            return self.candidates.columns
         return 3 if self.by_word else self.max_width
 
 

@@ -12,6 +12,7 @@ from bei.artifact.manifest import Manifest
 # 16 million tokens are a thousand times a batch.
 MOST_TOKENS = 1 << 24
 MOST_COUNT = 1 << 31  # token ids are int32
+_MOST_BOUNDARIES, _MOST_CANDIDATES = 128, 1 << 14
 _MOST_COUNTS = 256  # of instances; GLiNER2 has 20
 
 
@@ -78,6 +79,14 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
             yield "extraction has a schema, which goes with scores of spans, and with labels in front of the text"
         if found.max_entities is not msgspec.UNSET and (tower is not None or found.by_word or found.schema):
             yield "extraction has max_entities, which goes with relations in front of the text alone"
+        if found.candidates and (not found.schema or found.max_width != found.max_words):
+            yield "extraction has candidates, which go with a schema, and with spans of any length"
+        if (pool := found.candidates) and not (
+            1 <= pool.most_boundaries <= _MOST_BOUNDARIES
+            and 0 <= pool.least_per_label <= pool.pool_size <= _MOST_CANDIDATES
+            and 0 <= pool.absent_above <= 1
+        ):
+            yield "the candidates of extraction have an invalid number"
         yield from _schema("extraction", found.schema, manifest.spec.vocab_size)
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"

@@ -12,7 +12,16 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.engine import entity_pairs, grid_positions, grid_windows, image_positions, schema_columns, scored, words
+from bei.engine import (
+    boundaries,
+    entity_pairs,
+    grid_positions,
+    grid_windows,
+    image_positions,
+    schema_columns,
+    scored,
+    words,
+)
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -192,7 +201,8 @@ def graph_inputs(
       that sequences own, and all three have the sequences in the order in which these are packed.
     - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``; ``label_vectors_N``
       float32 [R', N]: its ``given_labels``. ``label_tokens`` and others of schemas: ``bei.engine.schema_columns``.
-      ``entity_starts`` and others of pairs of entities: ``bei.engine.entity_pairs``.
+      ``entity_starts`` and others of pairs of entities: ``bei.engine.entity_pairs``. ``boundary_left`` and others of
+      boundaries: ``bei.engine.boundaries``.
     - ``scored_tokens``, ``scored_before``, ``token_scores``: ``bei.engine.scored``.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
@@ -326,6 +336,8 @@ def _add_named_inputs(
     if not entity_pairs.NAMES.isdisjoint(names):
         word_slots, token_words = (cast(Int32Array, tensors[name]) for name in ("word_slots", "token_words"))
         tensors.update(entity_pairs.entity_inputs(batch, names, word_slots, token_words, num_rows, _fine_bucket))
+    if not boundaries.NAMES.isdisjoint(names):
+        tensors.update(boundaries.boundary_inputs(batch, names, sizes.tokens, num_rows, _fine_bucket))
     if not schema_columns.NAMES.isdisjoint(names):
         tensors.update(schema_columns.schema_inputs(batch, names, num_rows, _fine_bucket))
     if not scored.NAMES.isdisjoint(names):

@@ -48,22 +48,22 @@ def instances_of(token_types: Int32Array) -> Int32Array:
     return instances
 
 
-def _absent(token_types: Int32Array) -> Int32Array:
-    """Words without tokens behind each token."""
+def absent_behind(token_types: Int32Array) -> Int32Array:
+    """How many words without tokens stand behind each token."""
     return np.where(kinds_of(token_types) == PART, 0, token_types // _KINDS).astype(np.int32)
 
 
 def word_numbers(token_types: Int32Array) -> Int32Array:
     """The number of each word that has a token, among all words of its sequence, ascending."""
     is_word = kinds_of(token_types) == WORD
-    absent = _absent(token_types)
+    absent = absent_behind(token_types)
     numbers: Int32Array = (np.cumsum(is_word) + np.cumsum(absent) - absent - 1)[is_word].astype(np.int32)
     return numbers
 
 
 def num_words(token_types: Int32Array) -> int:
     """Words of a sequence, with those that have no tokens."""
-    return int((kinds_of(token_types) == WORD).sum() + _absent(token_types).sum())
+    return int((kinds_of(token_types) == WORD).sum() + absent_behind(token_types).sum())
 
 
 def word_inputs(batch: PackedBatch, num_tokens: int, num_rows: int, bucket: Bucket) -> dict[str, Int32Array]:
@@ -85,7 +85,7 @@ def word_inputs(batch: PackedBatch, num_tokens: int, num_rows: int, bucket: Buck
     if batch.token_type_ids is None:
         words, labels = tokens, starts.astype(np.int32)
     else:
-        kinds, absent = kinds_of(batch.token_type_ids), _absent(batch.token_type_ids)
+        kinds, absent = kinds_of(batch.token_type_ids), absent_behind(batch.token_type_ids)
         words, labels = tokens[kinds == WORD], tokens[kinds == LABEL]
         if absent.any():  # rare
             places = np.repeat(tokens, absent)

@@ -25,12 +25,21 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
+from bei.tasks.candidate_spans import CandidateReader, in_text
 from bei.tasks.entity_relations import related
 from bei.tasks.extract_labels import CheckedLabels, extraction_of
 from bei.tasks.schema_classes import LabelScore, add_probabilities
 from bei.tasks.schema_forms import MOST_COLUMNS, AskedSchema, first_instances
 from bei.tasks.schema_spans import Found, Instance, SchemaReader, instances_of_text
-from bei.tasks.span_choice import MOST_OF_REQUEST, MOST_SCORES, Candidates, check_candidates, choose, collect
+from bei.tasks.span_choice import (
+    MOST_OF_REQUEST,
+    MOST_SCORES,
+    Candidates,
+    check_candidates,
+    choose,
+    choose_most,
+    collect,
+)
 from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions
@@ -183,7 +192,7 @@ class _Decoder:
         self._words = words
         self._tokens_around = tokens_around
         self._thresholds = np.array(task.labels.thresholds if task.labels else (), np.float32)
-        self._schema = SchemaReader(task.labels, schema, layout, flat=task.flat) if layout.schema else None
+        self._schema = _reader(task, layout)
         self._found: defaultdict[int, Found] = defaultdict(Found)  # of texts with windows that are not read yet
         self._unread: Counter[int] = Counter()  # windows, by text
         self._num_candidates = 0  # of texts before
@@ -209,7 +218,7 @@ class _Decoder:
             for window in self._windows(index, len(spans))
         ]
         self._unread.update(window.text for window in windows)
-        instances = first_instances(self._task.schema)
+        instances = first_instances(self._task.schema, counts=not self._layout.candidates)
         return [_Step(some, instances) for some in self._parts_of(windows, instances)][::-1]
 
     def _parts_of(self, windows: Seq[_Window], instances: Seq[int]) -> Iterator[list[_Window]]:
@@ -231,7 +240,8 @@ class _Decoder:
             yield some
 
     def _windows(self, index: int, num_words: int) -> Iterator[_Window]:
-        if not num_words and self._task.schema.classes:  # a text without words has classes too
+        schema = self._task.schema
+        if not num_words and (schema.classes or schema.words):  # a text without words has classes and choices too
             yield _Window(index, 0, 0)
         yield from _windows(index, 0, num_words, self._layout)
 
@@ -338,6 +348,13 @@ class _Decoder:
             self.classifications[text][asked.part.name] = asked.chosen(found.classes[asked.part.name])
 
 
+def _reader(task: ExtractTask, layout: Extraction) -> SchemaReader | CandidateReader | None:
+    """What reads the scores of models that read a schema."""
+    if layout.candidates:
+        return CandidateReader(task.labels, task.schema, layout, flat=task.flat)
+    return SchemaReader(task.labels, task.schema, layout, flat=task.flat) if layout.schema else None
+
+
 def _tokens_around(service: ModelService, task: ExtractTask) -> int:
     """Tokens that are read with each window, about: a name of one character has a marker too."""
     names = len(task.labels.names) if task.labels else 0
@@ -355,7 +372,7 @@ async def _vectors(service: ModelService, labels: Seq[LabelText], ticket: Ticket
 
 def _overlap(layout: Extraction) -> int:
     quarter = layout.max_words // 4
-    return min(layout.max_words - 1, quarter if layout.by_word else max(layout.max_width, quarter))
+    return min(layout.max_words - 1, quarter if layout.has_any_width else max(layout.max_width, quarter))
 
 
 def _windows(index: int, first: int, stop: int, layout: Extraction) -> Iterator[_Window]:
@@ -383,7 +400,11 @@ def _num_words(encoding: Encoding) -> int:
 
 def _spans(found: Candidates, text: str, words: Int32Array, task: ExtractTask, layout: Extraction) -> list[Span]:
     apart = task.multi_label and bool(layout.schema)
-    chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word, apart=apart)
+    if layout.candidates and task.flat:
+        chosen = choose_most(found, apart=apart)
+    else:
+        chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word, apart=apart)
+    chosen = in_text(chosen)
     places = (
         (int(words[first, 0]), int(words[last, 1]), label, score) for first, last, label, score in _wanted(chosen, task)
     )

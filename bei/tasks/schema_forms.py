@@ -160,6 +160,11 @@ def _check_form(name: str, given: Sized | None, layout: Extraction, service: Mod
         raise InvalidRequestError(
             f"{service.name} finds spans for labels alone, GLiNER2 {name} too: leave {name} out.", name
         )
+    if layout.candidates and name == "relations":
+        raise InvalidRequestError(
+            f"{service.name} is a GLiNER2.5, whose relations bei does not compute: leave {name} out, or ask a GLiNER2.",
+            name,
+        )
     if not given:
         raise InvalidRequestError(f"{name} is empty: name what to find, or leave it out.", name)
 
@@ -240,8 +245,11 @@ def _check_counts(structures: Structures, relations: Relations, service: ModelSe
     check_readable("choices", count, 2, service, "structures")
 
 
-def first_instances(schema: AskedSchema) -> list[int]:
-    """Instances of each structure and relation that texts are read with at first."""
+def first_instances(schema: AskedSchema, *, counts: bool = True) -> list[int]:
+    """Instances of each structure and relation that texts are read with at first. ``counts``: the model counts them,
+    else a text has one of each."""
+    if not counts:
+        return [1] * len(schema.sizes)
     most = MOST_COLUMNS // max(1, sum(schema.sizes))
     return [max(1, min(FIRST_INSTANCES, most))] * len(schema.sizes)
 

@@ -43,7 +43,7 @@ def values_of(value: Value | list[Value] | None) -> Seq[Value]:
     return [] if value is None else [value]
 
 
-class _Raw(NamedTuple):
+class RawValue(NamedTuple):
     """A span of words, or with ``choice`` a choice."""
 
     score: float
@@ -53,7 +53,7 @@ class _Raw(NamedTuple):
 
 
 # Of each field what it has.
-_Record: TypeAlias = tuple[tuple[_Raw, ...], ...]
+_Record: TypeAlias = tuple[tuple[RawValue, ...], ...]
 
 
 @dataclass
@@ -144,7 +144,7 @@ class SchemaReader:
         for (first, last, index), score in words.spans(scores[is_text], least):
             by_field[index][first, last, 0] = score
         # Words in front have tokens, so rows are their numbers.
-        choices = [_chosen(one, scores[:, index, 0]) for index, one in enumerate(part.fields)]
+        choices = [choices_above(one, scores[:, index, 0]) for index, one in enumerate(part.fields)]
         found.num_candidates += sum(map(len, by_field)) + sum(map(len, choices))
         check_candidates(found.size, span_choice.MOST_CANDIDATES, "a text")
         return tuple(
@@ -181,15 +181,19 @@ def _least(thresholds: Seq[float]) -> Float32Array:
     return np.nextafter(np.array(thresholds, np.float32), np.float32(-1))
 
 
-def _spans(candidates: Candidates, *, flat: bool, is_single: bool) -> list[_Raw]:
-    chosen = choose(candidates, flat=flat, multi_label=False, by_word=False)
-    found = [_Raw(score, first, last) for first, last, _, score in chosen]
+def _spans(candidates: Candidates, *, flat: bool, is_single: bool) -> list[RawValue]:
+    return values_chosen(choose(candidates, flat=flat, multi_label=False, by_word=False), is_single=is_single)
+
+
+def values_chosen(chosen: Iterator[tuple[int, int, int, float]], *, is_single: bool) -> list[RawValue]:
+    """The spans ``chosen`` for a field, of a single one the best."""
+    found = [RawValue(score, first, last) for first, last, _, score in chosen]
     return [max(found, key=lambda raw: raw.score)] if is_single and found else found
 
 
-def _chosen(asked: AskedField, scores: Float32Array) -> tuple[_Raw, ...]:
+def choices_above(asked: AskedField, scores: Float32Array) -> tuple[RawValue, ...]:
     """Choices whose words score at least the threshold, or the best of them. ``scores``: of all words in front."""
-    found = [_Raw(float(scores[place]), choice=choice) for choice, place in asked.choices if place < len(scores)]
+    found = [RawValue(float(scores[place]), choice=choice) for choice, place in asked.choices if place < len(scores)]
     if asked.is_single and found:
         found = [max(found, key=lambda raw: raw.score)]
     return tuple(raw for raw in found if raw.score >= asked.threshold)
@@ -218,7 +222,7 @@ def _best(record: _Record) -> float:
     return max(raw.score for raws in record for raw in raws)
 
 
-def _value(raws: Seq[_Raw], asked: AskedField, text: str, words: Int32Array) -> Value | list[Value] | None:
+def _value(raws: Seq[RawValue], asked: AskedField, text: str, words: Int32Array) -> Value | list[Value] | None:
     values = [
         Value(raw.choice, raw.score)
         if raw.choice

@@ -3,8 +3,10 @@ gliner2 (its finalize_spans)."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -16,6 +18,10 @@ from bei.engine.postprocess import apply_function
 from bei.engine.words import WORD, kinds_of, num_words, word_numbers
 from bei.errors import InvalidRequestError
 
+# The score, less than 0, first word, last word and label of a span.
+_Ranked: TypeAlias = tuple[float, int, int, int]
+# Spans that do not overlap, from the last to the first.
+_Chain: TypeAlias = "tuple[_Ranked, _Chain] | None"
 # Of one text: the score of each span (first word, last word) and label.
 Candidates: TypeAlias = dict[tuple[int, int, int], float]
 
@@ -114,6 +120,39 @@ def choose(
             chosen.setdefault(first, []).append((first, last, label, score))
     for place in sorted(chosen):
         yield from chosen[place]
+
+
+def choose_most(found: Candidates, *, apart: bool) -> Iterator[tuple[int, int, int, float]]:
+    """The candidates that overlap no other one of them and have the largest sum of scores, in the text's order.
+    ``apart``: of each label by itself. A span has one label."""
+    groups: defaultdict[int | None, list[_Ranked]] = defaultdict(list)
+    for (first, last, label), score in found.items():
+        groups[label if apart else None].append((-score, first, last, label))
+    chosen = [one for group in groups.values() for one in _largest_sum(group)]
+    for negative, first, last, label in sorted(chosen, key=itemgetter(1, 0, 2, 3)):
+        yield first, last, label, -negative
+
+
+def _largest_sum(spans: list[_Ranked]) -> list[_Ranked]:
+    """Those of ``spans`` that do not overlap and have the largest sum of scores. Of equal sums the one of more spans,
+    then the one with the better span, the first that differs."""
+    by_end = sorted(spans, key=itemgetter(2, 1, 0, 3))
+    ends = [last for _, _, last, _ in by_end]
+    best: list[tuple[float, int, _Chain]] = [(0.0, 0, None)]
+    for place, span in enumerate(by_end):
+        total, count, chain = best[bisect_left(ends, span[1], 0, place)]
+        own, without = (total - span[0], count + 1, (span, chain)), best[-1]
+        is_better = own[:2] > without[:2]
+        if own[:2] == without[:2]:
+            is_better = sorted(_spans_of(own[2])) < sorted(_spans_of(without[2]))
+        best.append(own if is_better else without)
+    return [*_spans_of(best[-1][2])]
+
+
+def _spans_of(chain: _Chain) -> Iterator[_Ranked]:
+    while chain is not None:
+        span, chain = chain
+        yield span
 
 
 def _excludes(first: int, last: int, other_first: int, other_last: int, *, flat: bool) -> bool:

@@ -24,6 +24,7 @@ from bei.core import Float32Array
 from bei.errors import VerificationError
 from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows
 from bei.verification.label_agreement import kl_divergence, label_agreement
+from bei.verification.pair_agreement import of_pairs
 from bei.verification.rank_correlation import kendall_tau, spearman
 from bei.verification.span_agreement import SpanFigures, of_words, span_figures
 
@@ -61,11 +62,13 @@ class ReferenceAnswers:
 @dataclass(frozen=True)
 class OutputMeaning:
     """The meaning of outputs. Scores: ``ranks``: a reranker's; ``classification``: probabilities of labels. Vectors:
-    those of ``with_lengths`` are answered with the lengths that the engine gives them."""
+    those of ``with_lengths`` are answered with the lengths that the engine gives them. ``most_boundaries``: scores of
+    spans are those of pairs of up to so many starts and ends."""
 
     ranks: bool = False
     classification: Classification | None = None
     with_lengths: frozenset[str] = frozenset()
+    most_boundaries: int | None = None
 
 
 def compare(
@@ -91,7 +94,11 @@ def compare(
         )
     texts = questions.texts[:num_texts]
     actual = {name: answers.rows[name][:num_texts] for name in names}
-    if _SPANS in names:
+    if _SPANS in names and meaning and meaning.most_boundaries:
+        sides = actual[_SPANS], expected[_SPANS]
+        encodings = questions.encodings[:num_texts]
+        actual[_SPANS], expected[_SPANS] = of_pairs(*sides, encodings, meaning.most_boundaries)
+    elif _SPANS in names:
         for side in (actual, expected):
             columns = min(actual[_SPANS][0].shape[1], expected[_SPANS][0].shape[1])  # each padded as its step was
             side[_SPANS] = of_words(side[_SPANS], questions.encodings[:num_texts], columns)

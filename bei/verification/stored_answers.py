@@ -74,10 +74,12 @@ def output_meaning(manifest: Manifest) -> OutputMeaning:
     is_unit = {one.name for one in manifest.outputs if one.unit_length or one.name == "token_projection"}
     if manifest.engine.unit_vectors or (manifest.embedding is not None and manifest.embedding.normalize):
         is_unit.add("embedding")
+    pool = manifest.extraction.candidates if manifest.extraction else None
     return OutputMeaning(
         ranks="rerank" in manifest.tasks,
         classification=manifest.classification,
         with_lengths=frozenset({one.name for one in manifest.outputs} - is_unit),
+        most_boundaries=pool.most_boundaries if pool else None,
     )
 
 

@@ -44,25 +44,13 @@ def save_gliner2(
     """A random model with an encoder of ``kind``; ``settings`` of config.json. ``spread``: standard deviation of its
     matrices. ``none``: what is added to its score of a count of 0. ``counts``: to those of others.
     ``encoder``: settings of its config."""
-    prefix, _, own = ENCODERS[kind]
-    tokenizer = gliner2_tokenizer(kind)
-    shape = {**SHAPE, **own, **(encoder or {}), "vocab_size": tokenizer.get_vocab_size()}
-    width = shape["hidden_size"]
-    config = getattr(transformers, f"{prefix}Config")(**shape)
-    settings = {
-        "model_type": "extractor",
-        "model_name": f"random/{kind}",
-        "counting_layer": "count_lstm",
-        "max_width": MAX_WIDTH,
-        "token_pooling": "first",
-        "max_len": 40,
-        **settings,
-    }
+    settings = {"counting_layer": "count_lstm", "max_width": MAX_WIDTH, **settings}
+    config = _encoder_config(kind, encoder)
+    width = config.hidden_size
     with torch.random.fork_rng():
         torch.manual_seed(39)
         modules: dict[str, nn.Module] = {
-            "encoder": getattr(transformers, f"{prefix}Model")(config),
-            "classifier": _mlp(width, 2 * width, 1),
+            **_common_modules(kind, config),
             "count_pred": _mlp(width, 2 * width, _COUNTS),
             "count_embed.pos_embedding": nn.Embedding(_COUNTS, width),
             "count_embed.gru": nn.GRU(width, width),
@@ -78,22 +66,148 @@ def save_gliner2(
             modules["count_embed.transformer.in_projector"] = nn.Linear(width, _INNER)
             modules["count_embed.transformer.transformer"] = nn.TransformerEncoder(layer, 2)
             modules["count_embed.transformer.out_projector"] = _mlp(_INNER + width, width, width, width)
-        tensors = {
-            f"{place}.{name}": torch.randn_like(value) * spread if value.ndim > 1 else value
-            for place, module in modules.items()
-            for name, value in module.state_dict().items()
-        }
+        tensors = _random(modules, spread)
         # So that scores are not near 0 and 1, where they would be equal.
         for name in ("weight", "bias"):
             tensors[f"span_rep.span_rep_layer.out_project.3.{name}"] *= 0.02
         tensors["count_pred.2.bias"][0] += none
         for count, added in (counts or {}).items():
             tensors["count_pred.2.bias"][count] += added
+    return _save(folder, kind, config, tensors, settings)
+
+
+# Of GLiNER2.5: few starts and ends, so that texts have more of them, and more pairs than their pool holds.
+BOUNDARY_HEAD: Mapping[str, Any] = {
+    "candidate_pool": "shared",
+    "pool_boundary_top_k": 6,
+    "pool_size": 12,
+    "min_pool_per_query": 2,
+    "candidate_attention_layers": 0,
+    "query_attention_layers": 0,
+    "boundary_dim": 16,
+    "pair_dim": 24,
+    "content_dim": 8,
+    "enable_span_content": True,
+    "boundary_attention_layers": 2,
+    "boundary_attention_heads": 2,
+    "boundary_attention_window": 4,
+    "multihead_pair_compat_heads": 1,
+    "enable_records": False,
+    "enable_relations": False,
+}
+
+
+def save_gliner25(
+    folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2, offset: float = 0.0, **head: Any
+) -> Path:
+    """A random model of the architecture "boundary"; ``head``: settings of its ``boundary_head``. ``spread``: standard
+    deviation of its matrices. ``offset``: what is added to all scores of pairs."""
+    settings = {**BOUNDARY_HEAD, **head}
+    config = _encoder_config(kind, None)
+    hidden, width, pair, content = (
+        config.hidden_size,
+        *(settings[name] for name in ("boundary_dim", "pair_dim", "content_dim")),
+    )
+    sizes = {
+        "boundary_encoder.left_projection": (hidden, width),
+        "boundary_encoder.right_projection": (hidden, width),
+        "boundary_encoder.output_projection": (2 * width, width),
+        "null_projection": (hidden, 1),
+        "count_head": (hidden, 1),
+        "shared_pool_scorer.length_projection": (3, pair),
+        "shared_pool_scorer.prior_projection": (1, pair),
+        "shared_pool_scorer.query_projection": (hidden, pair),
+        "shared_pool_scorer.film": (pair, 2 * pair),
+        "shared_pool_scorer.film_output.0": (pair, 64),
+        "shared_pool_scorer.film_output.3": (64, 1),
+        "shared_pool_scorer.content_projection": (content, pair),
+        "shared_pool_scorer.content_pooler.value_projection": (hidden, content),
+        "boundary_query_head.inside_text_projection": (hidden, width),
+        "boundary_query_head.inside_query_projection": (hidden, width),
+        # Read by no model of a shared pool.
+        "boundary_proposer.start_pair_projection": (width, width),
+        "boundary_proposer.end_key_projection": (width, width),
+        "boundary_proposer.start_query_projection": (hidden, width),
+        "pair_scorer.start_endpoint_projection": (width, pair),
+        "pair_scorer.end_endpoint_projection": (width, pair),
+        "pair_scorer.query_gate": (hidden, pair),
+        "pair_scorer.length_query_projection": (hidden, 3),
+        "pair_scorer.content_pooler.value_projection": (hidden, content),
+        "pair_scorer.content_query_projection": (hidden, content),
+        "pair_scorer.content_bias": (content, 1),
+        "pair_scorer.compat_mix": (1, 1),
+    }
+    for side in ("start", "end"):
+        sizes |= {
+            f"boundary_query_head.{side}_boundary_projection": (width, width),
+            f"boundary_query_head.{side}_query_projection": (hidden, width),
+            f"shared_pool_builder.{side}_projection": (width, width),
+            f"shared_pool_scorer.{side}_projection": (width, pair),
+        }
+    norms = {
+        "boundary_encoder.layer_norm": width,
+        "shared_pool_scorer.candidate_norm": pair,
+        "shared_pool_scorer.content_pooler.layer_norm": content,
+        "pair_scorer.content_pooler.layer_norm": content,
+    }
+    for index in range(settings["boundary_attention_layers"]):
+        block = f"boundary_encoder.attention_blocks.{index}"
+        sizes |= {f"{block}.qkv_projection": (width, 3 * width), f"{block}.output_projection": (width, width)}
+        norms[f"{block}.norm"] = width
+    block = "boundary_encoder.refinement_blocks.0"
+    sizes |= {f"{block}.input_projection": (width, 4 * width), f"{block}.output_projection": (2 * width, width)}
+    norms[f"{block}.norm"] = width
+    with torch.random.fork_rng():
+        torch.manual_seed(39)
+        modules = {
+            **_common_modules(kind, config),
+            **{f"boundary_head.{name}": nn.Linear(*size) for name, size in sizes.items()},
+            **{f"boundary_head.{name}": nn.LayerNorm(size) for name, size in norms.items()},
+        }
+        modules["classifier"] = nn.Sequential(
+            nn.Linear(hidden, 2 * hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(2 * hidden, 1)
+        )
+        tensors = _random(modules, spread)
+        for name in norms:  # which the library has as ones and zeros before it learns
+            tensors[f"boundary_head.{name}.weight"] = 1 + 0.3 * torch.randn(norms[name])
+            tensors[f"boundary_head.{name}.bias"] = 0.3 * torch.randn(norms[name])
+        for name in ("bos_state", "eos_state"):
+            tensors[f"boundary_head.boundary_encoder.{name}"] = torch.randn(hidden)
+        tensors["boundary_head.pair_scorer.inside_weight"] = torch.ones(())
+        tensors["boundary_head.shared_pool_scorer.film_output.3.bias"] += offset
+    return _save(folder, kind, config, tensors, {"architecture": "boundary", "boundary_head": settings})
+
+
+def _encoder_config(kind: str, encoder: Mapping[str, Any] | None) -> Any:
+    prefix, _, own = ENCODERS[kind]
+    shape = {**SHAPE, **own, **(encoder or {}), "vocab_size": gliner2_tokenizer(kind).get_vocab_size()}
+    return getattr(transformers, f"{prefix}Config")(**shape)
+
+
+def _common_modules(kind: str, config: Any) -> dict[str, nn.Module]:
+    width = config.hidden_size
+    encoder = getattr(transformers, f"{ENCODERS[kind][0]}Model")(config)
+    return {"encoder": encoder, "classifier": _mlp(width, 2 * width, 1)}
+
+
+def _random(modules: Mapping[str, nn.Module], spread: float) -> dict[str, torch.Tensor]:
+    return {
+        f"{place}.{name}": torch.randn_like(value) * spread if value.ndim > 1 else value.detach().clone()
+        for place, module in modules.items()
+        for name, value in module.state_dict().items()
+    }
+
+
+def _save(
+    folder: Path, kind: str, config: Any, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
-    write_json(folder / "config.json", settings)
+    common = {"model_type": "extractor", "model_name": f"random/{kind}", "token_pooling": "first", "max_len": 40}
+    write_json(folder / "config.json", {**common, **settings})
     (folder / "encoder_config").mkdir(exist_ok=True)
     write_json(folder / "encoder_config" / "config.json", config.to_dict())
+    tokenizer = gliner2_tokenizer(kind)
     save_tokenizer(folder, tokenizer)
     # The library pads, and looks tokens up by their spelling.
     unknown = {"unk_token": "<unk>"} if tokenizer.token_to_id("<unk>") is not None else {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
 from tokenizers import Tokenizer
 
 from bei.artifact.label_layouts import Extraction, Labelling, Schema
 from bei.errors import CheckpointError
 from bei.tokenizer.schema_prompt import DESCRIPTION, EXAMPLE, OUTPUT
-from bei_build.families.gliner2 import ARCHITECTURE, BY_ENCODER, ENCODER, MODEL_TYPE
+from bei_build.families.gliner2 import ARCHITECTURE, BY_ENCODER, ENCODER, MODEL_TYPE, OF_BOUNDARIES
+from bei_build.families.gliner2_boundary import candidates_of
 from bei_build.files.json_settings import read_object
 from bei_build.spec.head_layers import CountingSpec
 from bei_build.spec.model_spec import ModelSpec
@@ -34,10 +36,10 @@ _MOST_WORDS = 1 << 20
 def gliner2_config(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The encoder's config with GLiNER2's ``settings``, which config.json has; raises CheckpointError."""
     path = folder / ENCODER_FOLDER / "config.json"
-    if settings.get("architecture") == "boundary":
+    if (pooling := settings.get("token_pooling") or "first") != "first":
         raise CheckpointError(
-            "config.json describes a GLiNER2 of the architecture 'boundary', which bei does not build; those of "
-            "'span' are built: choose one of them."
+            f"config.json has token_pooling = {pooling!r}; bei's GLiNER2 is computed with 'first' only: choose a model "
+            "with that."
         )
     if not path.is_file():
         raise CheckpointError(
@@ -54,7 +56,7 @@ def gliner2_config(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         "vocab_size": rows,  # the library takes those of the weights
         "model_type": MODEL_TYPE,
         ENCODER: kind,
-        "architectures": [ARCHITECTURE],
+        "architectures": [OF_BOUNDARIES if settings.get("architecture") == "boundary" else ARCHITECTURE],
         "gliner2": settings,
     }
 
@@ -74,13 +76,15 @@ def extraction_of(spec: ModelSpec, config: Any, tokenizer: Tokenizer) -> Extract
         raise CheckpointError(
             f"config.json has max_len = {most!r}: it must be a number of words from 1 to {_MOST_WORDS}."
         )
+    is_of_boundaries = spec.architecture == OF_BOUNDARIES
     return Extraction(
         label_id=_token(_ENTITY, tokenizer),
         separator_id=_token(_SEPARATOR, tokenizer),
         reads_marker=True,
-        max_width=spec.dimensions["span_logits"],
+        max_width=most if is_of_boundaries else spec.dimensions["span_logits"],
         max_words=most,
         schema=_schema(_SPANS, spec, tokenizer),
+        candidates=candidates_of(config) if is_of_boundaries else UNSET,
     )
 
 

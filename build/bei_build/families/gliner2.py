@@ -11,20 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families import deberta, modernbert
+from bei_build.families import deberta, gliner2_boundary, modernbert
 from bei_build.families.base import Family
 from bei_build.spec.head_layers import Counting, CountingSpec, SpanScoresSpec
 from bei_build.spec.model_spec import HeadSpec
 from bei_build.spec.parts import DenseSpec
 
 MODEL_TYPE = "extractor"
-ARCHITECTURE = "GLiNER2"
+ARCHITECTURE, OF_BOUNDARIES = "GLiNER2", "GLiNER2.5"
 ENCODER = "encoder_model_type"
 _NAME = "spans"
 _MOST_WIDTH = 64
 
 # Settings whose other values are other models.
-_SUPPORTED: Mapping[str, object] = {"architecture": "span", "token_pooling": "first"}
+_SUPPORTED: Mapping[str, object] = {"architecture": "span"}
 _COUNTING: Mapping[str, Counting] = {"count_lstm": "mlp", "count_lstm_v2": "transformer"}
 
 
@@ -97,8 +97,11 @@ _LABELS: Mapping[Counting, Mapping[str, str]] = {
 
 
 def _variant(raw: Mapping[str, Any]) -> Family | None:
-    kind = _counting(raw.get("gliner2", {})) or "mlp"
-    return next((one for one in _FAMILIES[kind] if one.model_type == raw.get(ENCODER)), None)
+    settings = raw.get("gliner2", {})
+    families = _FAMILIES[_counting(settings) or "mlp"]
+    if settings.get("architecture") == "boundary":
+        families = _BOUNDARY_FAMILIES
+    return next((one for one in families if one.model_type == raw.get(ENCODER)), None)
 
 
 def _translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,12 +111,27 @@ def _translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _of(backbone: Family, kind: Counting) -> Family:
     labels = {f"{_NAME}.schema.{ours}": f"count_embed.{theirs}" for ours, theirs in _LABELS[kind].items()}
     return replace(
-        backbone,
-        aliases=(MODEL_TYPE,),
+        _common(backbone),
         architectures={ARCHITECTURE: _scores},
-        prefix="encoder.",
         weights={**backbone.weights, **_weights(), **labels},
         unused=(*backbone.unused, "classifier.", "span_rep.", "count_pred.", "count_embed."),  # each of one task
+    )
+
+
+def _of_boundaries(backbone: Family) -> Family:
+    return replace(
+        _common(backbone),
+        architectures={OF_BOUNDARIES: gliner2_boundary.scores},
+        weights={**backbone.weights, **gliner2_boundary.WEIGHTS},
+        unused=(*backbone.unused, *gliner2_boundary.UNUSED),
+    )
+
+
+def _common(backbone: Family) -> Family:
+    return replace(
+        backbone,
+        aliases=(MODEL_TYPE,),
+        prefix="encoder.",
         translate=_translate,
         reference_class=None,  # transformers has no such head
         variant=_variant,
@@ -123,6 +141,7 @@ def _of(backbone: Family, kind: Counting) -> Family:
 _FAMILIES: Mapping[Counting, tuple[Family, ...]] = {
     kind: tuple(_of(backbone, kind) for backbone in (deberta.FAMILY, modernbert.FAMILY)) for kind in _LABELS
 }
+_BOUNDARY_FAMILIES = tuple(map(_of_boundaries, (deberta.FAMILY, modernbert.FAMILY)))
 FAMILY = _FAMILIES["mlp"][0]
 # By the encoder's type, for what all counting layers have.
 BY_ENCODER: Mapping[str, Family] = {family.model_type: family for family in _FAMILIES["mlp"]}

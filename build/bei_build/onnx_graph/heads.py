@@ -13,6 +13,7 @@ import numpy as np
 
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention_pool import emit_attention_pool
+from bei_build.onnx_graph.boundary_scores import emit_boundary_scores
 from bei_build.onnx_graph.label_scores import emit_label_scores
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.likelihood import emit_likelihood
@@ -22,6 +23,7 @@ from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.head_layers import (
+    BoundaryScoresSpec,
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
@@ -180,6 +182,8 @@ class HeadEmitter:
             return emit_word_scores(graph, self._read, value, layer, name)
         if isinstance(layer, RelationScoresSpec):
             return emit_relation_scores(graph, self._read, value, layer, name)
+        if isinstance(layer, BoundaryScoresSpec):
+            return emit_boundary_scores(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # the eps of torch.nn.functional.normalize
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)

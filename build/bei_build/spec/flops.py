@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from bei_build.spec.head_layers import (
+    BoundaryScoresSpec,
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
@@ -118,6 +119,13 @@ def _head_layer_flops(layer: object) -> int:
         projection = 2 * layer.width * layer.state_width * layer.is_projected
         mlps = 2 * (4 + 2 + 2) * 4 * layer.width**2  # of starts and ends, of entities, and the half of pairs
         return projection + 2 * 2 * 3 * layer.width**2 + mlps + layer.max_entities * 2 * 4 * layer.width
+    if isinstance(layer, BoundaryScoresSpec):
+        # As for one label, with every token a word and a row of pairs.
+        width, pair = layer.boundary_width, layer.pair_width
+        block = layer.attention_layers * 4 * width**2 + layer.refinement_layers * 3 * layer.inner_width * width
+        of_word = layer.width * (3 * width + layer.content_width) + block + 6 * width**2 + 2 * pair * width
+        of_pair = width + pair * (layer.content_width + 4) + (1 + layer.film_width) * pair + layer.film_width
+        return 2 * (of_word + layer.most * of_pair)
     if isinstance(layer, SpanScoresSpec | WordScoresSpec):
         # As for one label, with every token a word; each further label costs its products with the spans or words.
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)

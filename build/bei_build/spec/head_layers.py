@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from bei.core import EXTRAS
 from bei_build.spec.parts import (
     Activation,
     ActivationSpec,
@@ -150,6 +151,49 @@ class RelationScoresSpec:
 
 
 @dataclass(frozen=True)
+class BoundaryScoresSpec:
+    """Scores of pairs of boundaries between words for all labels of a sequence (GLiNER2.5, the architecture "boundary"
+    of gliner2's code with a shared pool of candidates).
+
+    A boundary's state, of ``boundary_width`` numbers, is joined from the words on both sides (``bos`` and ``eos``
+    outside of the text), then read by ``attention_layers`` (each pre-norm, of boundaries at most ``window`` away; 0:
+    all) and ``refinement_layers`` (SwiGLU with ``inner_width`` numbers). Labels score every boundary as a start and as
+    an end, and every word as one inside. The ``most`` starts and ends that any label scores highest are paired; a pair
+    is a row of ``pair_width`` numbers, of both states, their compatibility, the length and, with a ``content_width``,
+    the mean of the words between. A label's score of a pair is a product with its row, a small MLP on the row times and
+    plus numbers of the label, and the scores of start, end and of the words inside.
+
+    No pair is read for another, so which of them a text's pool of candidates holds is decided outside of the graph. The
+    output is that of ``bei.engine.boundaries``.
+
+    Its weights are the vectors ``{name}.{bos|eos}``, and with norms where they are called so: ``{name}.{left|right}``,
+    ``{name}.joined``, ``{name}.norm``, ``{name}.attention.{i}.{norm|input|output}``,
+    ``{name}.refinement.{i}.{norm|up|down}``, ``{name}.{start|end}.{boundary|label}``, ``{name}.inside.{word|label}``,
+    ``{name}.absent``, ``{name}.pool.{start|end}``, ``{name}.pair.{start|end|length|prior|norm|label|film}``,
+    ``{name}.pair.out.{0|1}``, ``{name}.content.{value|norm|out}``.
+    """
+
+    name: str
+    width: int
+    boundary_width: int
+    pair_width: int
+    content_width: int
+    most: int
+    attention_layers: int
+    num_heads: int
+    window: int
+    refinement_layers: int
+    inner_width: int
+    eps: float = 1e-5
+    film_width: int = 64
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a row for one label."""
+        return self.most + EXTRAS
+
+
+@dataclass(frozen=True)
 class LabelScoresSpec:
     """The score of every token, as the state of a label, for the text that it stands in (GLiClass, arXiv:2508.07662).
 
@@ -257,6 +301,7 @@ HeadLayer: TypeAlias = (
     | SpanScoresSpec
     | WordScoresSpec
     | RelationScoresSpec
+    | BoundaryScoresSpec
     | LikelihoodSpec
     | LabelScoresSpec
 )

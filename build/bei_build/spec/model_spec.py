@@ -14,6 +14,7 @@ from typing import Literal
 from bei.core import Encoding, Expansion, expanded
 from bei_build.spec.adapters import AdaptersSpec, factor_weights
 from bei_build.spec.head_layers import (
+    BoundaryScoresSpec,
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
@@ -42,6 +43,7 @@ from bei_build.spec.parts import (
 from bei_build.spec.weight_shapes import (
     Shape,
     attention_pool_weights,
+    boundary_scores_weights,
     convolution_weights,
     decoder_weights,
     embedding_weights,
@@ -242,6 +244,8 @@ def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
         yield from span_scores_weights(layer)
     elif isinstance(layer, RelationScoresSpec):
         yield from relation_scores_weights(layer)
+    elif isinstance(layer, BoundaryScoresSpec):
+        yield from boundary_scores_weights(layer)
     elif isinstance(layer, LabelScoresSpec):
         yield from label_scores_weights(layer)
     elif isinstance(layer, LikelihoodSpec):
@@ -252,12 +256,23 @@ def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
                 yield from _head_layer_weights(one)
 
 
+# Layers whose width is that of one label.
+_OF_LABELS = (
+    SpanScoresSpec,
+    WordScoresSpec,
+    RelationScoresSpec,
+    BoundaryScoresSpec,
+    LikelihoodSpec,
+    LabelScoresSpec,
+)
+
+
 def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
     of_states = width
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
-        elif isinstance(layer, SpanScoresSpec | WordScoresSpec | RelationScoresSpec | LikelihoodSpec | LabelScoresSpec):
+        elif isinstance(layer, _OF_LABELS):
             width = layer.columns
         elif isinstance(layer, JoinRowsSpec):
             width *= layer.count

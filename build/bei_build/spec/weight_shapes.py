@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from bei_build.spec.head_layers import (
+    BoundaryScoresSpec,
     CountingSpec,
     LabelScoresSpec,
     RelationScoresSpec,
@@ -140,6 +141,40 @@ def relation_scores_weights(layer: RelationScoresSpec) -> Iterator[tuple[str, Sh
     yield from _recurrent_weights(name, width, layer.recurrent_layers)
     of_one = dict.fromkeys(("start", "end", "label"), (width, 4 * width))
     yield from _two_layer_weights(name, of_one | dict.fromkeys(("out", "pair"), (2 * width, 4 * width)), width)
+
+
+def boundary_scores_weights(layer: BoundaryScoresSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head that scores pairs of boundaries."""
+    name, hidden, width, pair = layer.name, layer.width, layer.boundary_width, layer.pair_width
+    yield from ((f"{name}.{part}", (hidden,)) for part in ("bos", "eos"))
+    matrices = {
+        **dict.fromkeys(("left", "right", "start.label", "end.label", "inside.word", "inside.label"), (width, hidden)),
+        "joined": (width, 2 * width),
+        **dict.fromkeys(("start.boundary", "end.boundary", "pool.start", "pool.end"), (width, width)),
+        "absent": (1, hidden),
+        **dict.fromkeys(("pair.start", "pair.end"), (pair, width)),
+        "pair.length": (pair, 3),
+        "pair.prior": (pair, 1),
+        "pair.label": (pair, hidden),
+        "pair.film": (2 * pair, pair),
+        "pair.out.0": (layer.film_width, pair),
+        "pair.out.1": (1, layer.film_width),
+    }
+    norms = {"norm": width, "pair.norm": pair}
+    if content := layer.content_width:
+        matrices |= {"content.value": (content, hidden), "content.out": (pair, content)}
+        norms["content.norm"] = content
+    for index in range(layer.attention_layers):
+        matrices |= {f"attention.{index}.input": (3 * width, width), f"attention.{index}.output": (width, width)}
+        norms[f"attention.{index}.norm"] = width
+    for index in range(layer.refinement_layers):
+        inner = layer.inner_width
+        matrices |= {f"refinement.{index}.up": (2 * inner, width), f"refinement.{index}.down": (width, inner)}
+        norms[f"refinement.{index}.norm"] = width
+    for part, (leaving, entering) in matrices.items():
+        yield from linear_weights(f"{name}.{part}", leaving, entering, bias=True)
+    for part, size in norms.items():
+        yield from norm_weights(f"{name}.{part}", NormSpec(layer.eps), size)
 
 
 def _recurrent_weights(name: str, width: int, num_layers: int) -> Iterator[tuple[str, Shape]]:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from bei.errors import CompileError
 from bei_build.spec.head_layers import (
+    BoundaryScoresSpec,
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
@@ -32,6 +33,7 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec, NormalizeSpec, NormLayerSpec, Pooling
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.attention_pool import AttentionPool
+from bei_build.torch_graph.boundary_scores import BoundaryScores
 from bei_build.torch_graph.label_scores import LabelScores
 from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
@@ -77,7 +79,7 @@ class _Layer:
             value = value.float()
         if isinstance(self.spec, DenseSpec):
             return self._dense(self.spec, value)
-        if isinstance(self.module, SpanScores | WordScores | RelationScores):
+        if isinstance(self.module, SpanScores | WordScores | RelationScores | BoundaryScores):
             return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
@@ -196,6 +198,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = WordScores(layer, options)
     elif isinstance(layer, RelationScoresSpec):
         module = RelationScores(layer, options)
+    elif isinstance(layer, BoundaryScoresSpec):
+        module = BoundaryScores(layer, options)
     elif isinstance(layer, LabelScoresSpec):
         module = LabelScores(layer, options)
     elif isinstance(layer, LikelihoodSpec):

@@ -165,7 +165,7 @@ def test_with_several_labels_each_is_chosen_by_itself() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"architecture": "boundary"}, "the architecture 'boundary', which bei does not build"),
+        ({"architecture": "sparse"}, "architecture = 'sparse'"),
         ({"counting_layer": "count_lstm_moe"}, "counting_layer = 'count_lstm_moe'"),
         ({"token_pooling": "mean"}, "token_pooling = 'mean'"),
         ({"max_width": 0, "span_head": {"max_width": 0}}, "max_width = 0"),

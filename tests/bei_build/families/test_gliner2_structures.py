@@ -148,6 +148,14 @@ def test_values_stand_in_the_text_or_are_choices(model: Model) -> None:
         assert value.start is None or value.text == text[value.start : value.end]
 
 
+def test_a_text_without_words_has_the_choices_of_a_full_stop(model: Model) -> None:
+    blank, full_stop = asked(model, ["  ", "."], 0.2)
+    assert blank.spans == []
+    states = [plain(one)["state"] for one in blank.structures["product"]]
+    assert any(states)
+    assert states == [plain(one)["state"] for one in full_stop.structures["product"]]
+
+
 def test_how_many_instances_are_read_at_first_changes_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = texts_of(20)
     expected = asked(model, texts)
