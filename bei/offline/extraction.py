@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
-from bei.offline.input_checks import can_be_iterated, names, several, text
+from bei.offline.input_checks import can_be_iterated, check_order, names, several, text
 from bei.offline.method import ListCollector, Method, WindowResult
 from bei.offline.options import ExtractOptions, RelationOptions, checked, converted
 from bei.offline.results import Extracted
@@ -114,7 +114,13 @@ def relation_extraction(
     asked = [relations] if isinstance(relations, str) else relations
     threshold = options.get("threshold", THRESHOLD)
     _, schema = checked_request(
-        None, None, converted(_plain(asked), _RELATIONS, "relations"), None, threshold, service, has_entities=True
+        None,
+        None,
+        converted(_plain(asked, "relations"), _RELATIONS, "relations"),
+        None,
+        threshold,
+        service,
+        has_entities=True,
     )
 
     def check(value: object, index: int) -> str:
@@ -153,8 +159,9 @@ def _plain_entity(given: object) -> object:
     return given._asdict() if isinstance(given, Span) else given
 
 
-def _plain(given: object) -> object:
+def _plain(given: object, param: str) -> object:
     """A mapping as a dict, an iterable as a list, for ``converted``, which refuses what else was given."""
+    check_order(given, param)
     if isinstance(given, Mapping):
         return {**given}
     return [*given] if can_be_iterated(given) and not isinstance(given, str) else given
@@ -167,11 +174,13 @@ def schema_to_find(
     relations = [asked.relations] if isinstance(asked.relations, str) else asked.relations
     return checked_request(
         None if asked.labels is None else _labels(asked.labels),
-        None if asked.structures is None else converted(_plain(asked.structures), _STRUCTURES, "structures"),
-        None if relations is None else converted(_plain(relations), _RELATIONS, "relations"),
+        None
+        if asked.structures is None
+        else converted(_plain(asked.structures, "structures"), _STRUCTURES, "structures"),
+        None if relations is None else converted(_plain(relations, "relations"), _RELATIONS, "relations"),
         None
         if asked.classifications is None
-        else converted(_plain(asked.classifications), list[ClassesForm], "classifications"),
+        else converted(_plain(asked.classifications, "classifications"), list[ClassesForm], "classifications"),
         options.get("threshold", THRESHOLD),
         service,
     )

@@ -165,7 +165,15 @@ def names(given: object, param: str) -> list[str]:
     """Names in any iterable, of a mapping its keys; a text is one name. Raises InvalidRequestError."""
     if not can_be_iterated(given):
         raise MalformedRequestError(f"{param} has the type {_kind_of(given)}, and must be names in a list.", param)
+    check_order(given, param)
     return [text(name, index, param) for index, name in enumerate([given] if isinstance(given, str) else given)]
+
+
+def check_order(given: object, param: str) -> None:
+    """Raise MalformedRequestError for a set of names: their order, on which scores may depend, is another in each
+    process."""
+    if isinstance(given, set | frozenset):
+        raise MalformedRequestError(f"{param} has the type {_kind_of(given)}, which has no order: give a list.", param)
 
 
 def can_be_iterated(value: object) -> TypeGuard[Iterable[object]]:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from bei.core import Encoding, Float32Array
-from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequestError
+from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequestError, MalformedRequestError
 from bei.image.source import ImageInput, MixedInput
 from bei.offline.input_checks import (
     GivenText,
@@ -322,6 +322,8 @@ def decision(
     """Answers to ``questions`` about each text, by their names."""
     options = checked(CallOptions, given)
     reading_of(service)
+    if not isinstance(questions, Mapping) or not all(isinstance(name, str) for name in questions):
+        raise MalformedRequestError("questions must be a mapping from names to questions.", "questions")
     asked = tuple(question_of(name, _question(name, question)) for name, question in questions.items())
     if not asked:
         raise InvalidRequestError("questions is empty: ask at least one.", "questions")

@@ -101,3 +101,10 @@ def test_a_question_in_itself_or_of_half_characters_is_refused(reranker: tuple[M
     for wrong in (itself, {"type": "noul", "instructions": "\ud800"}):
         with pytest.raises(InvalidRequestError, match="The question 'a' is not valid"):
             reranker[0].decide(["the cats"], {"a": wrong})
+
+
+@pytest.mark.parametrize("wrong", [[{"type": "noul"}], {1: {"type": "noul", "instructions": "a cat"}}, "is it?", None])
+def test_questions_without_names_are_refused(reranker: tuple[Model, Path], wrong: Any) -> None:
+    """They were an AttributeError and a TypeError."""
+    with pytest.raises(InvalidRequestError, match="questions must be a mapping from names"):
+        reranker[0].decide(["the cats"], wrong)

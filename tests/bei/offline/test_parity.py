@@ -166,6 +166,8 @@ def test_one_label_is_no_list_of_letters_and_an_array_without_dimensions_no_name
     for labels in (np.array("cat"), 5):
         with pytest.raises(MalformedRequestError, match=r"labels has the type .*, and must be names in a list"):
             both["nli"].zero_shot(TEXTS, labels)  # type: ignore[arg-type]
+    with pytest.raises(MalformedRequestError, match="labels has the type set, which has no order: give a list"):
+        both["nli"].zero_shot(TEXTS, {"cat", "dog"})
     with pytest.raises(MalformedRequestError, match="query 0 has the type ndarray without dimensions"):
         both["reranker"].rerank(np.array("cat"), ["cat"])  # type: ignore[arg-type]
 

@@ -82,6 +82,8 @@ def test_other_texts_and_entities_of_a_step_change_nothing(model: Model) -> None
         (alone,) = model.extract_relations([text], [own], RELATIONS, threshold=0.0)
         assert scores_of(alone) == pytest.approx(scores_of(found), abs=1e-4)
     assert model.extract_relations(texts, [[]] * 4, RELATIONS) == [{name: [] for name in RELATIONS}] * 4
+    with pytest.raises(InvalidRequestError, match="relations has the type set, which has no order"):
+        model.extract_relations(texts, entities, {*RELATIONS}, threshold=0.0)
 
 
 def test_texts_are_read_so_many_at_once_that_their_scores_fit_into_memory(
