@@ -193,7 +193,8 @@ class TextEncoder:
         Raises InvalidRequestError if an input is too long and must not be cut, and the errors of ``check``.
         """
         if self.refused_texts and not options.whole:
-            check_without(self.refused_texts, inputs)
+            instruction = (options.template.instruction,) if isinstance(options.template, PairTemplate) else ()
+            check_without(self.refused_texts, [*instruction, *inputs])
         truncate = self._auto_truncate if options.truncate is None else options.truncate
         if self._cuts_left and options.direction is None:
             options = replace(options, direction="left")

@@ -195,6 +195,14 @@ def test_what_cannot_be_read_is_refused(query: Any, document: Any, message: str,
     assert message in answer.json()["error"]["message"]
 
 
+def test_the_place_of_an_image_in_an_instruction_is_refused(served: Served) -> None:
+    """A score was computed without an image."""
+    for document in ("a text", {"image": data_url(FILES[0])}):
+        answer = served.post("/rerank", {"query": QUERY, "documents": [document], "instruction": "find <|image_pad|>"})
+        assert answer.status_code == 400
+        assert "<|image_pad|> in it" in answer.json()["error"]["message"]
+
+
 def test_settings_of_texts_that_would_be_passed_over_are_refused(served: Served, model: bei.Model) -> None:
     both = {"image": data_url(FILES[0]), "text": "a"}
     answer = served.post("/rerank", {"query": QUERY, "documents": [both], "max_tokens_per_doc": 5})
