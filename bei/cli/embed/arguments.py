@@ -147,13 +147,16 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-_LABELS_HELP = "what --task extract finds, separated by commas, or a JSON object of names and descriptions (GLiNER2)"
+_LABELS_HELP = "what --task extract finds, separated by commas, or JSON: [name], {name: description} (GLiNER2)"
 
 
 def _labels(given: str) -> list[str] | dict[str, object]:
+    if given.lstrip().startswith("["):
+        return _decoded(given, _decode_names, "list of names")
     return _object(given) if given.lstrip().startswith("{") else [label.strip() for label in given.split(",")]
 
 
+_decode_names = msgspec.json.Decoder(list[str]).decode
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 _decode_list = msgspec.json.Decoder(list[dict[str, object]]).decode
 

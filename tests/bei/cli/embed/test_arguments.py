@@ -115,6 +115,17 @@ def test_a_key_that_stands_twice_in_a_flag_is_refused(
     assert f"argument {flag}: an object has the key '" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--labels", "--relations"])
+def test_names_are_a_list_in_json_or_separated_by_commas(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a list in JSON, the names had its brackets and quotes."""
+    name = flag.strip("-")
+    for given, expected in (('["a, b", "c"]', ["a, b", "c"]), ("a , b", ["a", "b"])):
+        assert _options("--task", "extract", flag, given).task_options == {name: expected}
+    with pytest.raises(SystemExit):
+        _options("--task", "extract", flag, "[a, b]")
+    assert f"argument {flag}: no JSON list of names" in capsys.readouterr().err
+
+
 def test_classifications_are_a_list_in_json() -> None:
     given = '[{"task": "mood", "labels": ["good", "bad"]}]'
     options = _options("--task", "extract", "--classifications", given)
