@@ -91,6 +91,7 @@ BOUNDARY_HEAD: Mapping[str, Any] = {
     "boundary_attention_layers": 2,
     "boundary_attention_heads": 2,
     "boundary_attention_window": 4,
+    "boundary_refinement_layers": 1,
     "multihead_pair_compat_heads": 1,
     "enable_records": False,
     "enable_relations": False,
@@ -154,9 +155,14 @@ def save_gliner25(
         block = f"boundary_encoder.attention_blocks.{index}"
         sizes |= {f"{block}.qkv_projection": (width, 3 * width), f"{block}.output_projection": (width, width)}
         norms[f"{block}.norm"] = width
-    block = "boundary_encoder.refinement_blocks.0"
-    sizes |= {f"{block}.input_projection": (width, 4 * width), f"{block}.output_projection": (2 * width, width)}
-    norms[f"{block}.norm"] = width
+    for index in range(settings["boundary_refinement_layers"]):
+        block = f"boundary_encoder.refinement_blocks.{index}"
+        sizes |= {f"{block}.input_projection": (width, 4 * width), f"{block}.output_projection": (2 * width, width)}
+        norms[f"{block}.norm"] = width
+    if not settings["enable_span_content"]:
+        for every in (sizes, norms):
+            for name in [name for name in every if ".content_" in name]:
+                del every[name]
     with torch.random.fork_rng():
         torch.manual_seed(39)
         modules = {

@@ -31,7 +31,7 @@ _SUPPORTED: Mapping[str, object] = {
     "pair_temperature": 1.0,
     "classification_temperature": 1.0,
 }
-_DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "candidate_pool": "per_query",
     "candidate_attention_layers": 2,
     "query_attention_layers": 1,
@@ -104,7 +104,7 @@ def _settings(config: Any) -> Mapping[str, Any]:
     given = config.gliner2.get("boundary_head") or {}
     if not isinstance(given, dict):
         raise CheckpointError(f"config.json has boundary_head = {given!r}: it must hold settings by name.")
-    settings = {**_DEFAULTS, **given}
+    settings = {**DEFAULTS, **given}
     for key, supported in _SUPPORTED.items():
         if settings[key] != supported:
             raise CheckpointError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bei import Extracted, Model
@@ -112,6 +113,25 @@ def test_structures_choices_and_scores_are_the_gliner2_librarys(tmp_path: Path, 
     counts = compared(tmp_path, random_texts(300, 10))
     assert min(counts["name"], counts["price"], counts["日本"], counts["state"], counts["kind"]) > 30, counts
     assert counts["spans"] > 100, counts
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the library's
+def test_structures_of_a_long_text_are_the_gliner2_librarys(artifact: Artifact, model: Model) -> None:
+    library = pytest.importorskip("gliner2")
+    theirs = library.AutoExtractor.from_pretrained(str(artifact.path.parent / "checkpoint"))
+    rng = np.random.default_rng(39)
+    texts = [" ".join(rng.choice(["cat", "the", "a", "b", "is"], count)) + "." for count in (41, 80, 111, 150)]
+    structures = {"a": {"fields": [{"name": "cat"}, {"name": "b", "dtype": "str"}]}}
+    schema = library.Schema.from_dict({"structures": structures})
+    every = model.extract_schema(texts, structures=structures, threshold=0.0, flat=False)
+    threshold = float(np.quantile([score for one in every for score in scores(one.structures["a"])], 0.4))
+    asked_for: dict[str, Any] = {"threshold": threshold, "include_confidence": True, "include_spans": True}
+    answers = theirs.batch_extract_long(texts, schema, chunk_size=40, chunk_overlap=10, **asked_for)
+    found = model.extract_schema(texts, structures=structures, threshold=threshold)
+    for mine, answer in zip(found, answers, strict=True):
+        same(mine.structures["a"], answer.get("a"))
+    assert sum(len(mine.structures["a"]) for mine in found) > 10
 
 
 def test_other_texts_of_a_step_change_nothing(model: Model) -> None:
