@@ -330,7 +330,7 @@ HOSTILE: dict[str, Hostile] = {
     "module: half a character": Hostile(modules(path="\ud800"), f"{NOT_THERE}.*is no text"),
     "module: linked from outside": Hostile(outside, "a link that leads out of its folder"),
     "module: a file": Hostile(modules(path="config.json"), "is not readable JSON"),
-    "module: not there": Hostile(modules(path="7_Pooling"), "is not readable JSON"),
+    "module: not there": Hostile(modules(path="7_Pooling"), "is missing"),
     "module: of no kind": Hostile(modules(type=7), "is not a list of modules"),
     "module: code": Hostile(modules(type="evil.Module"), "evil"),
     "modules: an object": Hostile(content("modules.json", "{}"), "is not a list of modules"),
