@@ -18,7 +18,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -62,12 +62,12 @@ def main() -> None:
     options = parsed(__doc__, shape=_SHAPES, images=32, width=640, height=480, repetitions=5, kept="")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(options.kept or scratch)
-        checkpoint = _checkpoint(options.shape, folder)
+        checkpoint = checkpoint_of_towers(options.shape, folder)
         measured = precisions(*_DTYPES)
         artifacts = {precision: _artifact(checkpoint, folder, options.shape, precision) for precision in measured}
         if not options.repetitions:
             return
-        files = [*_drawn(options.images, options.width, options.height)]
+        files = [*drawn(range(options.images), options.width, options.height)]
         sides: dict[str, Callable[[Sequence[bytes]], Float32Array]] = {}
         for precision in measured:
             label, dtype = precision.upper(), _DTYPES[precision]
@@ -97,7 +97,7 @@ def main() -> None:
     write(name if is_usual else f"{name}-{options.width}x{options.height}", results)
 
 
-def _checkpoint(shape: str, folder: Path) -> Path:
+def checkpoint_of_towers(shape: str, folder: Path) -> Path:
     """Both towers with random weights, MiniLM's tokenizer, and the image processor's settings."""
     import torch
     import transformers
@@ -123,12 +123,12 @@ def _artifact(checkpoint: Path, folder: Path, name: str, precision: str) -> Path
     return out
 
 
-def _drawn(count: int, width: int, height: int) -> Iterator[bytes]:
-    """JPEG files of waves with some noise."""
+def drawn(seeds: Iterable[int], width: int, height: int) -> Iterator[bytes]:
+    """JPEG files of waves with some noise, another one for each seed."""
     from PIL import Image
 
     rows, columns = np.mgrid[0:height, 0:width]
-    for seed in range(count):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         levels = rng.normal(0, 6, (height, width, 3))
         for channel in range(3):

@@ -5,7 +5,8 @@
 Cases: ``requests-256``: requests of 256 passages at concurrency 4. ``request-2048``: one request of 2,048 texts of 256
 tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one.
 ``batch``: requests of 128 passages in a file of ``/v1/batches``, which runs longer than the measurement. ``grpc``: the
-first, and single texts over HTTP and over gRPC (ModelInfer), in lanes alone. Each measures
+first, and single texts over HTTP and over gRPC (ModelInfer), in lanes alone. ``images``: requests of 32 JPEG files of
+640 x 480 at concurrency 4 and short single texts, of CLIP ViT-B/32's shape, whatever ``--shape`` says. Each measures
 single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when they were
 due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready`` and
 ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met. Measurements are
@@ -18,13 +19,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from bei.artifact.manifest import Artifact
 from bei.tokenizer.encoder import TextEncoder
 from benchmarks.grpc_beside_http import INFER, infer_message
 from benchmarks.harness.arguments import parsed
@@ -37,26 +42,31 @@ from benchmarks.harness.rounds import by_total_times, least_disturbed, with_fore
 from benchmarks.harness.servers import Fleet, UnseenTexts, free_port, kinds, metric
 from benchmarks.harness.summaries import latency_ms
 from benchmarks.harness.texts import LONG, PASSAGES, SHORT, Words, groups, read_prose
+from benchmarks.images import checkpoint_of_towers, drawn
 
 _MAX_TOKENS = 256
 _PROBES = ("/ready", "/health")
 _PROBES_PER_S = 5.0
 _LONGEST_S = 900.0  # of one measurement
+_CAPTIONS = Words(12, 0.35, 30)  # less than CLIP's 77 tokens
+_PIXELS = 640, 480
+_CLIP = "clip-vit-b32"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Bulk work of one measurement: texts of a request, their length, requests at once and in all; and the usual
-    repetitions."""
+    """Bulk work of one measurement: texts of a request, or images where ``length`` is None, their length, requests at
+    once and in all; the usual repetitions; and the length of single texts."""
 
-    texts: int
-    length: Words
+    inputs: int
+    length: Words | None
     concurrency: int
     num_requests: int
     repetitions: int
     two_models: bool = False
     as_batch: bool = False
     over_grpc: bool = False
+    singles: Words = SHORT
 
 
 CASES = {
@@ -65,6 +75,7 @@ CASES = {
     "two-models": Case(256, PASSAGES, 4, num_requests=4, repetitions=12, two_models=True),
     "batch": Case(128, PASSAGES, 4, num_requests=32, repetitions=8, as_batch=True),
     "grpc": Case(256, PASSAGES, 4, num_requests=4, repetitions=7, over_grpc=True),
+    "images": Case(32, None, 4, num_requests=8, repetitions=5, singles=_CAPTIONS),
 }
 
 
@@ -134,10 +145,11 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        checkpoint = checkpoint_folder(options.shape, scratch)
-        busy = built(checkpoint, scratch, options.shape, max_seq_len=_MAX_TOKENS)
         prose = read_prose()
+        busy_model = cache(partial(_busy_model, scratch=scratch))
         for name in options.cases:
+            shape = options.shape if CASES[name].length is not None else _CLIP
+            checkpoint, busy = busy_model(shape)
             models = {busy.path: checkpoint}
             if CASES[name].two_models:
                 other = built(minilm_folder(), scratch, "minilm-2", max_seq_len=_MAX_TOKENS).path
@@ -155,10 +167,19 @@ def main() -> None:
                     for server, kind in served.items()
                 }
             with Fleet(served, scratch / "home") as fleet:
-                run = Run(name, options, fleet, UnseenTexts(prose, fleet), encoder_of(busy), ports)
+                run = Run(name, shape, options, fleet, UnseenTexts(prose, fleet), encoder_of(busy), ports)
                 found = {**run.summary(*run.measure()), "servers": fleet.described()}
-            write(f"mixed-{options.shape}-{name}", {"single texts a second": options.rate, **found})
+            write(f"mixed-{shape}-{name}", {"single texts a second": options.rate, **found})
             prose.new_lap()  # the next case has servers of its own
+
+
+def _busy_model(shape: str, scratch: Path) -> tuple[Path, Artifact]:
+    """The checkpoint and the artifact of the model that has the bulk work."""
+    if shape == _CLIP:
+        checkpoint = checkpoint_of_towers(shape, scratch)
+        return checkpoint, built(checkpoint, scratch, shape)
+    checkpoint = checkpoint_folder(shape, scratch)
+    return checkpoint, built(checkpoint, scratch, shape, max_seq_len=_MAX_TOKENS)
 
 
 class Run:
@@ -167,6 +188,7 @@ class Run:
     def __init__(
         self,
         name: str,
+        shape: str,
         options: argparse.Namespace,
         fleet: Fleet,
         texts: UnseenTexts,
@@ -178,11 +200,12 @@ class Run:
         self._options = options
         self._fleet = fleet
         self._texts = texts
-        self._busy = options.shape
+        self._busy = shape
         self._encoder = encoder
         self._grpc_ports = grpc_ports
-        self._other = "minilm-2" if self.case.two_models else options.shape
+        self._other = "minilm-2" if self.case.two_models else shape
         self._num_measured = 0
+        self._seeds = count()  # of images
 
     def measure(self) -> tuple[list[Repetition], int]:
         """Every side once to warm up, then in turn; and how many repetitions were left out."""
@@ -203,11 +226,10 @@ class Run:
         # A batch runs longer than a measurement beside it.
         is_timed = not side.bulk or case.as_batch
         arrivals_s = poisson(options.rate, options.seconds if is_timed else _LONGEST_S, seed=self._num_measured)
-        num_bulk = (options.bulk_requests or case.num_requests) * case.texts if side.bulk else 0
-        wanted = (len(arrivals_s) if side.single else 0, SHORT), (num_bulk, case.length)
-        singles, passages = self._texts.take(*wanted)
+        num_bulk = (options.bulk_requests or case.num_requests) * case.inputs if side.bulk else 0
+        singles, passages = self._inputs(len(arrivals_s) if side.single else 0, num_bulk)
         streams = [self._singles(side, singles, arrivals_s)] if side.single else []
-        bulk = [embeddings_body(group, self._busy) for group in groups(passages, case.texts)]
+        bulk = [embeddings_body(group, self._busy) for group in groups(passages, case.inputs)]
         if bulk and not case.as_batch:
             streams.append(Stream("bulk", bulk, concurrency=case.concurrency, headers={LANE: "bulk"}))
         if bulk and (side.single or case.as_batch):
@@ -220,7 +242,7 @@ class Run:
             load, foreign = with_foreign_load(lambda: drive(port, streams, seconds=seconds, lead=lead, patience_s=600))
             num_tokens = self._num_tokens_run(port) - before
         if side.single:
-            self._texts.give_back(singles[load["single"].num_started :], SHORT)
+            self._texts.give_back(singles[load["single"].num_started :], case.singles)
         both = side.single and side.bulk
         cap_s = metric(port, "bei_step_cap_seconds", model=self._busy) if both else None
         rate = None
@@ -231,6 +253,15 @@ class Run:
         elif bulk:
             rate = len(passages) / load["bulk"].must_be_ok().elapsed_s
         return Measured(load, foreign, cap_s, rate)
+
+    def _inputs(self, num_singles: int, num_bulk: int) -> tuple[list[str], list[Any]]:
+        """Single texts, and inputs of bulk work, that no server has met."""
+        singles, bulk = (num_singles, self.case.singles), self.case.length
+        if bulk is not None:
+            texts, passages = self._texts.take(singles, (num_bulk, bulk))
+            return texts, passages
+        files = drawn(islice(self._seeds, num_bulk), *_PIXELS)
+        return self._texts.take(singles)[0], [{"image": b64encode(file).decode()} for file in files]
 
     def _singles(self, side: Side, texts: Sequence[str], arrivals_s: Sequence[float]) -> Stream:
         model, headers = self._busy if side.on_busy_model else self._other, {LANE: side.lane}

@@ -70,15 +70,14 @@ class BatchManager:
         self._reload = reload
         self._lock = threading.Lock()
         self._wakes = threading.Condition(self._lock)
-        self._scheduler = Scheduler(self._limits, costs, self._rules, shares_prefixes=engine.info.shares_prefixes)
-        self._queues = self._scheduler.queues  # before the gate, which asks for them
-        self._gate = (gate or DeviceGate()).join(engine.info.num_streams, lambda: self._queues.has("interactive"))
+        gate, shares = gate or DeviceGate(), engine.info.shares_prefixes
+        self._scheduler = Scheduler(self._limits, costs, self._rules, gate.shortest_step_s, shares_prefixes=shares)
+        self._queues = self._scheduler.queues
+        self._gate = gate.join(engine.info.num_streams, self._scheduler.has_interactive, self._scheduler.short_step_s)
         self._running: dict[Identity, Entry] = {}  # until their answers are delivered
         self._entries_of: dict[int, set[Entry]] = {}  # by request
         self._cache = RowCache(self._rules.cache_bytes) if self._rules.cache_bytes else None
-        self._last_step_s = -inf
-        self._num_hangs = 0
-        self._is_stalled = False
+        self._last_step_s, self._num_hangs, self._is_stalled = -inf, 0, False
         self._death: str | None = None
         self._closing = False
         self._finished: queue.SimpleQueue[Done | list[Answer] | None] = queue.SimpleQueue()
@@ -97,7 +96,7 @@ class BatchManager:
         """Enqueue. Raises ShuttingDownError after ``close``, EngineDeadError when the engine is dead."""
         now_s = time.monotonic()
         if submission.lane == "interactive":
-            self._gate.gate.note_interactive()
+            self._gate.note_interactive()
         at_once: list[Answer] = []
         num_cached = 0
         with self._lock:

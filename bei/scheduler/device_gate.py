@@ -42,12 +42,14 @@ class DeviceGate:
         self._users: list[GateUser] = []
         self._free = 0  # below 0 where engines have left whose steps still run
         self._num_slots = 0
-        self._interactive = InteractiveExpectation()
 
-    def join(self, num_streams: int, has_interactive: Callable[[], bool]) -> GateUser:
-        """Add an engine. ``has_interactive`` is called in any thread, and says whether interactive work waits."""
+    def join(
+        self, num_streams: int, has_interactive: Callable[[], bool], short_step_s: Callable[[], float]
+    ) -> GateUser:
+        """Add an engine. Both are called in any thread: ``has_interactive`` says whether interactive work waits,
+        ``short_step_s`` how long a step of one short sequence takes, in seconds."""
         with self._lock:
-            user = GateUser(self, num_streams, has_interactive)
+            user = GateUser(self, num_streams, has_interactive, short_step_s)
             user.served_s = max((other.served_s for other in self._users), default=0.0)
             self._users.append(user)
             self._resize()
@@ -67,13 +69,16 @@ class DeviceGate:
         if grown > 0:
             self._lock.notify_all()
 
-    def note_interactive(self) -> None:
-        """Interactive work has come, to any of the engines."""
-        self._interactive.note(time.monotonic())
-
     def expects_interactive(self) -> bool:
         """True if interactive work for any engine waits, or came a moment ago, so that more may follow."""
-        return self._interactive.holds(time.monotonic()) or any(user.has_interactive() for user in self._users)
+        return any(user.expects_interactive() for user in self._users)
+
+    def shortest_step_s(self) -> float | None:
+        """The least ``short_step_s`` of the engines that expect interactive work; where none does, of all; None where
+        there are none."""
+        users = self._users
+        expecting = [user for user in users if user.expects_interactive()]
+        return min((user.short_step_s() for user in expecting or users), default=None)
 
     def num_busy(self, user: GateUser) -> int:
         """The number of engines that have a turn or wait for one, ``user`` included."""
@@ -144,12 +149,27 @@ class _Place:
 class GateUser:
     """An engine at a gate. ``served_s``: seconds of its steps so far. ``num_turns``: turns it holds now."""
 
-    def __init__(self, gate: DeviceGate, num_streams: int, has_interactive: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        gate: DeviceGate,
+        num_streams: int,
+        has_interactive: Callable[[], bool],
+        short_step_s: Callable[[], float],
+    ) -> None:
         self.gate = gate
         self.num_streams = num_streams
         self.has_interactive = has_interactive
+        self.short_step_s = short_step_s
+        self._interactive = InteractiveExpectation()
         self.served_s = 0.0
         self.num_turns = 0
+
+    def note_interactive(self) -> None:
+        """Interactive work has come."""
+        self._interactive.note(time.monotonic())
+
+    def expects_interactive(self) -> bool:
+        return self._interactive.holds(time.monotonic()) or self.has_interactive()
 
     def turn(self) -> Turn:
         """Wait for a turn, and return it."""

@@ -84,8 +84,15 @@ def full_step_s(costs: StepCosts, limits: Limits) -> float:
     return costs.seconds(most, -(-most // length), length)
 
 
-def capped_step_s(costs: StepCosts, limits: Limits) -> float:
-    """The longest step of bulk work beside interactive work, in seconds.
+def short_step_s(costs: StepCosts, limits: Limits) -> float:
+    """The predicted seconds of a step of one short sequence."""
+    short = min(_SHORT_LENGTH, limits.max_seq_len)
+    return costs.seconds(short, 1, short)
+
+
+def capped_step_s(costs: StepCosts, limits: Limits, waiting_s: float | None = None) -> float:
+    """The longest step of bulk work beside interactive work, in seconds. ``waiting_s``: the seconds of a short text
+    that waits for its end, in the engine for which it waits (None: in this one).
 
     Of all steps of whole tiles, it is about the one for which the loss of bulk work's rate and the worth of the wait
     for its end have the smallest sum. Predicted for sequences of a typical length, with room for longer ones.
@@ -96,8 +103,7 @@ def capped_step_s(costs: StepCosts, limits: Limits) -> float:
     """
     length = min(_TYPICAL_LENGTH, limits.max_seq_len)
     most = _most_tokens(costs, limits, length)
-    short = min(_SHORT_LENGTH, limits.max_seq_len)
-    worth = _WORTH_OF_A_TEXT / costs.seconds(short, 1, short)
+    worth = _WORTH_OF_A_TEXT / (short_step_s(costs, limits) if waiting_s is None else waiting_s)
     least = min(most, _whole(length, costs.tile))
 
     def seconds(tokens: int) -> float:

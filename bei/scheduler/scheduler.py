@@ -16,7 +16,7 @@ from bei.core import Limits
 from bei.engine.shared_prefixes import num_shared
 from bei.port import Lane
 from bei.scheduler.alike import joining
-from bei.scheduler.lane_shares import ServedShares, capped_step_s, full_step_s, overtaking
+from bei.scheduler.lane_shares import ServedShares, capped_step_s, full_step_s, overtaking, short_step_s
 from bei.scheduler.next_batch import LaneView, StepBounds, StepCosts, leading_lane, next_batch, step_bounds
 from bei.scheduler.queue import Entry, LaneQueues
 
@@ -52,10 +52,16 @@ class Cut(NamedTuple):
 
 class Scheduler:
     """The queues of one engine, and the policy over them. ``shares_prefixes``: as ``EngineInfo`` has it;
-    ``overtaking``: as ``PortStats`` has it."""
+    ``overtaking``: as ``PortStats`` has it. ``waiting_s``: as ``capped_step_s`` has it, asked now and then."""
 
     def __init__(
-        self, limits: Limits, costs: StepCosts, rules: SchedulingRules, *, shares_prefixes: bool = False
+        self,
+        limits: Limits,
+        costs: StepCosts,
+        rules: SchedulingRules,
+        waiting_s: Callable[[], float | None] = lambda: None,
+        *,
+        shares_prefixes: bool = False,
     ) -> None:
         self.queues = LaneQueues(sorts_texts=shares_prefixes)
         self._shares_prefixes = shares_prefixes
@@ -64,8 +70,17 @@ class Scheduler:
         self._limits = limits
         self._costs = costs
         self._rules = rules
+        self._waiting_s = waiting_s
         self._cap_s = self._full_step_s = 0.0
         self._remeasure_s = -inf
+
+    def has_interactive(self) -> bool:
+        """Whether interactive work waits. In any thread."""
+        return self.queues.has("interactive")
+
+    def short_step_s(self) -> float:
+        """The predicted seconds of a step of one short sequence. In any thread."""
+        return short_step_s(self._costs, self._limits)
 
     def cut(self, now_s: float, interactive_expected: Callable[[], bool]) -> Cut:
         """Take the next step out of the queues, and what has expired. ``interactive_expected``: whether interactive
@@ -137,7 +152,7 @@ class Scheduler:
         return self._cap_s
 
     def _measure(self, now_s: float) -> None:
-        """Now and then: costs are corrected while the engine runs."""
-        self._cap_s = self._rules.step_cap_s or capped_step_s(self._costs, self._limits)
+        """Now and then: costs are corrected while the engine runs, and interactive work comes for other engines."""
+        self._cap_s = self._rules.step_cap_s or capped_step_s(self._costs, self._limits, self._waiting_s())
         self._full_step_s = full_step_s(self._costs, self._limits)
         self._remeasure_s = now_s + _REMEASURE_EVERY_S

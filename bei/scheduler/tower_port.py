@@ -84,7 +84,7 @@ class TowerPort:
             is_stalled=texts.is_stalled or second.is_stalled,
             is_busy=texts.is_busy or second.is_busy,
             last_step_s=max(texts.last_step_s, second.last_step_s),
-            step_cap_s=min(texts.step_cap_s, second.step_cap_s),
+            step_cap_s=max(texts.step_cap_s, second.step_cap_s),
             overtaking=max(texts.overtaking, second.overtaking),
             device=texts.device,
             num_streams=texts.num_streams,

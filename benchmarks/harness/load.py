@@ -170,7 +170,7 @@ def texts_per_s(port: int, concurrency: int, texts: Sequence[str], size: int = 1
     return len(texts) / closed_loop(port, concurrency, bodies).elapsed_s
 
 
-def embeddings_body(given: str | Sequence[str], model: str | None = None) -> str:
+def embeddings_body(given: str | Sequence[str] | Sequence[Mapping[str, str]], model: str | None = None) -> str:
     fields = {"input": given, "encoding_format": "base64"}
     return json.dumps(fields if model is None else {"model": model, **fields})
 

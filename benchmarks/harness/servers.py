@@ -31,6 +31,7 @@ _STOP_S = 60.0
 _POLL_S = 0.01
 _WARM_REQUESTS = 12
 _WARM_TEXTS = 16
+_WARM_TOKENS = 256  # of a text, at most
 
 
 class Server(NamedTuple):
@@ -211,7 +212,8 @@ class Fleet:
             server = serving(kind.artifacts, *kind.flags, checkout=kind.checkout, home=self._home)
             self._servers[name] = self._stack.enter_context(server)
             for artifact in kind.artifacts:
-                _warm(self._servers[name].port, json.loads((artifact / "manifest.json").read_bytes())["name"])
+                manifest = json.loads((artifact / "manifest.json").read_bytes())
+                _warm(self._servers[name].port, manifest["name"], min(_WARM_TOKENS, manifest["max_seq_len"]))
         self.num_starts += 1
 
     def described(self) -> dict[str, object]:
@@ -247,14 +249,15 @@ class UnseenTexts:
         return {"distinct texts in the last lap": self._prose.num_taken, **counts}
 
 
-def _warm(port: int, model: str) -> None:
-    """Run batches of many shapes, without showing the tokenizer a word: TEI's route takes token ids as they are."""
+def _warm(port: int, model: str, longest: int) -> None:
+    """Run batches of many shapes, of texts of up to ``longest`` tokens, without showing the tokenizer a word: the route
+    /embed takes token ids as they are."""
     rng = random.Random(0)
 
     def body(lengths: Sequence[int]) -> str:
         ids = [[rng.randrange(1000, 20_000) for _ in range(length)] for length in lengths]
         return json.dumps({"model": model, "inputs": ids})
 
-    mixed = [body([rng.randint(8, 256) for _ in range(_WARM_TEXTS)]) for _ in range(_WARM_REQUESTS)]
+    mixed = [body([rng.randint(8, longest) for _ in range(_WARM_TEXTS)]) for _ in range(_WARM_REQUESTS)]
     closed_loop(port, 4, mixed, path="/embed")
     closed_loop(port, 1, [body([29]) for _ in range(_WARM_TEXTS)], path="/embed")

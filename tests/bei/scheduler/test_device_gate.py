@@ -26,9 +26,11 @@ class Line:
         self.granted: queue.SimpleQueue[tuple[str, Turn]] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
 
-    def user(self, has_interactive: Callable[[], bool] = lambda: False, num_streams: int = 1) -> GateUser:
+    def user(
+        self, has_interactive: Callable[[], bool] = lambda: False, num_streams: int = 1, short_step_s: float = 0.01
+    ) -> GateUser:
         """An engine."""
-        return self.gate.join(num_streams, has_interactive)
+        return self.gate.join(num_streams, has_interactive, lambda: short_step_s)
 
     def ask(self, name: str, user: GateUser) -> None:
         """Stand in line; returns when the thread is in it, or has its turn already."""
@@ -150,8 +152,8 @@ def test_bulk_work_waits_at_most_a_bounded_time_behind_another_model_s_interacti
 ) -> None:
     """Simulated: every user always waits, each step lasts as drawn."""
     gate = DeviceGate()
-    bulk = gate.join(1, lambda: False)
-    others = [gate.join(1, lambda: True) for _ in range(num_others)]
+    bulk = gate.join(1, lambda: False, lambda: 0.01)
+    others = [gate.join(1, lambda: True, lambda: 0.01) for _ in range(num_others)]
     gate._waiting = [gates._Place(user) for user in (bulk, *others)]
     waited_s, bound_s = 0.0, num_others * (gates._MOST_AHEAD_S + 2 * max(steps_s))
     for seconds in steps_s:
@@ -159,6 +161,24 @@ def test_bulk_work_waits_at_most_a_bounded_time_behind_another_model_s_interacti
         user.served_s += seconds
         waited_s = 0.0 if user is bulk else waited_s + seconds
         assert waited_s <= bound_s
+
+
+def test_the_shortest_step_is_that_of_the_engines_which_expect_interactive_work(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert line.gate.shortest_step_s() is None
+    waits = [False]
+    images, texts = line.user(short_step_s=0.03), line.user(lambda: waits[0], short_step_s=0.01)
+    assert line.gate.shortest_step_s() == 0.01  # none expects any: any may come
+    images.note_interactive()
+    assert line.gate.shortest_step_s() == 0.03
+    waits[0] = True
+    assert line.gate.shortest_step_s() == 0.01
+    waits[0] = False
+    monkeypatch.setattr(gates, "_EXPECTED_S", 0.0)
+    assert not line.gate.expects_interactive()
+    texts.leave()
+    assert line.gate.shortest_step_s() == 0.03
 
 
 def test_who_was_idle_does_not_get_the_time_back(line: Line) -> None:
@@ -216,8 +236,9 @@ def test_the_device_is_shared_by_those_that_run_or_wait_and_the_one_that_asks(li
 
 def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "_EXPECTED_S", 3600.0)
+    user = line.user()
     expected = [line.gate.expects_interactive()]
-    line.gate.note_interactive()
+    user.note_interactive()
     expected.append(line.gate.expects_interactive())
     monkeypatch.setattr(gates, "_EXPECTED_S", 0.0)
     expected.append(line.gate.expects_interactive())

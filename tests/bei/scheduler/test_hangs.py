@@ -351,7 +351,7 @@ def test_a_model_whose_engine_hangs_does_not_keep_the_device_from_the_others(
 
 def step_of(predicted_s: float) -> Step:
     entries: list[Entry] = []
-    return Step(entries, predicted_s, Turn(DeviceGate().join(1, lambda: False)))
+    return Step(entries, predicted_s, Turn(DeviceGate().join(1, lambda: False, lambda: 0.01)))
 
 
 def ticks_until_overdue(front: Front, step: Step, most: int) -> int | None:

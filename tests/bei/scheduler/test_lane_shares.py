@@ -11,7 +11,7 @@ import pytest
 from bei.core import Limits
 from bei.scheduler.cost_measurement import steps_to_measure
 from bei.scheduler.cost_model import CostModel, Sample, fit
-from bei.scheduler.lane_shares import capped_step_s
+from bei.scheduler.lane_shares import capped_step_s, short_step_s
 
 LIMITS = Limits(max_num_tokens=8192, max_batch_size=256, max_seq_len=512)
 
@@ -77,3 +77,14 @@ def test_a_capped_step_costs_little_more_than_the_best_one(curve: Curve) -> None
     cap_s = capped_step_s(curve.measured(0.0, 0), LIMITS) / 1.15
     chosen = int(np.searchsorted(times_s, cap_s * (1 + 1e-6))) - 1
     assert costs[max(0, chosen)] <= min(costs) + 0.01
+
+
+@pytest.mark.parametrize("curve", [*CURVES.values()], ids=[*CURVES])
+def test_a_capped_step_is_as_long_as_the_texts_allow_that_wait_for_it(curve: Curve) -> None:
+    """Images took 40 ms each, so one more hardly counted, and texts of 10 ms waited for steps of 0.6 s."""
+    costs = curve.measured(0.0, 0)
+    short_s = short_step_s(costs, LIMITS)
+    assert capped_step_s(costs, LIMITS, short_s) == capped_step_s(costs, LIMITS)
+    caps_s = [capped_step_s(costs, LIMITS, short_s * factor) for factor in (0.1, 0.3, 1.0, 3.0)]
+    assert caps_s == sorted(caps_s)
+    assert caps_s[0] < caps_s[2]
