@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -175,3 +177,20 @@ def test_images_of_one_input_are_as_long_as_those_of_many() -> None:
     within = ImagesInText(((("",),),) * 10, (*alone,))
     assert [is_long(inputs, EncodingOptions()) for inputs in (alone[:8], alone, [within])] == [False, True, True]
     assert [*chunks_of([within, within, alone[0]])] == [(0, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
+def test_chunks_that_are_not_urgent_leave_the_cores_to_others(make_pool: MakePool) -> None:
+    """Beside a decoding thread, steps of an engine with a thread on every core took twice their time."""
+    pool = make_pool(1)
+    found: dict[bool, int] = {}
+    for is_urgent in (True, False):
+        done = threading.Event()
+
+        def look(_: int, __: list[Encoding], is_urgent: bool = is_urgent, done: threading.Event = done) -> None:
+            found[is_urgent] = os.getpriority(os.PRIO_PROCESS, 0)
+            done.set()
+
+        pool.submit(["hello"], look, lambda *_: None, lambda: False, is_urgent=is_urgent)
+        assert done.wait(DEADLINE_S)
+    assert found[False] > found[True] == os.getpriority(os.PRIO_PROCESS, 0)
