@@ -30,7 +30,7 @@ import numpy as np
 from msgspec import json
 
 from bei import Model
-from bei.core import Float32Array
+from bei.core import Float32Array, UInt8Array
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.engines import precisions
 from benchmarks.harness.models import built, minilm_folder
@@ -67,7 +67,7 @@ def main() -> None:
         artifacts = {precision: _artifact(checkpoint, folder, options.shape, precision) for precision in measured}
         if not options.repetitions:
             return
-        files = [*drawn(range(options.images), options.width, options.height)]
+        files = [as_jpeg(picture) for picture in pictures(range(options.images), options.width, options.height)]
         sides: dict[str, Callable[[Sequence[bytes]], Float32Array]] = {}
         for precision in measured:
             label, dtype = precision.upper(), _DTYPES[precision]
@@ -123,10 +123,8 @@ def _artifact(checkpoint: Path, folder: Path, name: str, precision: str) -> Path
     return out
 
 
-def drawn(seeds: Iterable[int], width: int, height: int) -> Iterator[bytes]:
-    """JPEG files of waves with some noise, another one for each seed."""
-    from PIL import Image
-
+def pictures(seeds: Iterable[int], width: int, height: int) -> Iterator[UInt8Array]:
+    """Waves with some noise, [height, width, 3], another picture for each seed."""
     rows, columns = np.mgrid[0:height, 0:width]
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -134,9 +132,15 @@ def drawn(seeds: Iterable[int], width: int, height: int) -> Iterator[bytes]:
         for channel in range(3):
             y, x, wave = rng.uniform(0, height), rng.uniform(0, width), rng.uniform(20, 120)
             levels[:, :, channel] += 127 + 100 * np.sin(np.hypot(rows - y, columns - x) / wave)
-        file = io.BytesIO()
-        Image.fromarray(levels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-        yield file.getvalue()
+        yield levels.clip(0, 255).astype(np.uint8)
+
+
+def as_jpeg(picture: UInt8Array) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def _sentence_transformers(checkpoint: Path, dtype: str) -> Callable[[Sequence[bytes]], Float32Array]:
