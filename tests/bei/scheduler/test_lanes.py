@@ -16,6 +16,7 @@ from bei.errors import DeadlineExceededError, ShuttingDownError
 from bei.port import LANES, UNIT_EMBEDDING, Lane, LaneStats
 from bei.scheduler import device_gate as gates
 from bei.scheduler import queue
+from bei.scheduler import scheduler as scheduling
 from bei.scheduler.device_gate import DeviceGate
 from bei.scheduler.lane_shares import ServedShares
 from bei.scheduler.queue import Entry, Waiter
@@ -372,6 +373,19 @@ def test_interactive_work_of_one_model_caps_the_steps_of_another_s_bulk_work(
     bulk.wait(request, rest)
     other.wait(single)
     assert [batch.batch_size for batch in bulk_engine.batches] == [1] * 5
+
+
+def test_the_cap_of_a_model_s_steps_follows_the_short_texts_that_another_one_expects(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "_REMEASURE_EVERY_S", 0.0)
+    gate = DeviceGate()
+    images = make_front(FakeEngine(Limits(8192, 256, 64)), gate=gate).manager
+    alone_s = images.stats().step_cap_s
+    texts = gate.join(1, lambda: True, lambda: 1e-3 * alone_s)
+    beside_s = images.stats().step_cap_s
+    texts.leave()
+    assert images.stats().step_cap_s == alone_s > 2 * beside_s
 
 
 def test_a_model_is_closed_while_another_one_has_the_device(make_front: MakeFront) -> None:
