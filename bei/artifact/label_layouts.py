@@ -34,16 +34,28 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_counts: int
 
 
+class RelationPairs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which pairs of a text's candidates are scored for a relation (GLiNER2.5): of its ``most_heads`` best heads and
+    its ``most_tails`` best tails, with probabilities of at least ``least_end``, the ``most_pairs`` whose products are
+    largest."""
+
+    most_heads: int
+    most_tails: int
+    most_pairs: int
+    least_end: float
+
+
 class Candidates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How spans are chosen from pairs of boundaries (GLiNER2.5): a graph scores those of up to ``most_boundaries``
     starts and ends (``bei.engine.boundaries``), of which a text's candidates are the ``least_per_label`` best of each
     label, and then the best of all, ``pool_size`` in all. A label that is absent with a probability above
-    ``absent_above`` has no spans."""
+    ``absent_above`` has no spans. ``relations``: of models that score pairs of them, by the output relation_logits."""
 
     most_boundaries: int
     pool_size: int
     least_per_label: int
     absent_above: float
+    relations: RelationPairs | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def columns(self) -> int:

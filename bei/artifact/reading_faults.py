@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bei.artifact.label_layouts import KINDS_OF_QUESTIONS, Schema
+from bei.artifact.label_layouts import KINDS_OF_QUESTIONS, RelationPairs, Schema
 from bei.artifact.manifest import Manifest
 
 # 16 million tokens are a thousand times a batch.
 MOST_TOKENS = 1 << 24
 MOST_COUNT = 1 << 31  # token ids are int32
 _MOST_BOUNDARIES, _MOST_CANDIDATES = 128, 1 << 14
+_MOST_ENDS, _MOST_PAIRS = 1 << 10, 1 << 12  # of a relation
 _MOST_COUNTS = 256  # of instances; GLiNER2 has 20
 
 
@@ -87,9 +88,23 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
             and 0 <= pool.absent_above <= 1
         ):
             yield "the candidates of extraction have an invalid number"
+        yield from _relations(pool.relations if pool else msgspec.UNSET, manifest.dimension("relation_logits"))
         yield from _schema("extraction", found.schema, manifest.spec.vocab_size)
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"
+
+
+def _relations(found: RelationPairs | msgspec.UnsetType, width: int | None) -> Iterator[str]:
+    """Faults of how pairs of spans are chosen, whose scores are ``width`` in a row."""
+    if (found.most_pairs if found else None) != width:
+        yield "the relations of extraction do not go with the output relation_logits"
+    if found and not (
+        1 <= found.most_heads <= _MOST_ENDS
+        and 1 <= found.most_tails <= _MOST_ENDS
+        and 1 <= found.most_pairs <= _MOST_PAIRS
+        and 0 <= found.least_end <= 1
+    ):
+        yield "the relations of extraction have an invalid number"
 
 
 def _schema(what: str, found: Schema | msgspec.UnsetType, vocab_size: int) -> Iterator[str]:

@@ -53,7 +53,7 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "zero_shot": ("label_logits",),
 }
 _LABELLED = ("logits", "token_logits")
-_OF_LABELS = ("span_logits", "label_logits", "option_logits")  # rows of tokens
+_OF_LABELS = ("span_logits", "label_logits", "option_logits", "relation_logits")  # rows of tokens
 
 # Limits for sizes of tables.
 MOST_SEQUENCES = 1 << 20
@@ -222,7 +222,7 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
             yield f"outputs has {shown(output.name)}, which is no name of an output"
         if not 1 <= output.dimension <= _MOST_WIDTH:
             yield f"{output.name} has the dimension {shown(output.dimension)}, and it must be from 1 to {_MOST_WIDTH}"
-        if output.name in chain.from_iterable(OUTPUTS_OF.values()):
+        if output.name in _OF_LABELS or output.name in chain.from_iterable(OUTPUTS_OF.values()):
             is_token = output.name.startswith("token_") or output.name in _OF_LABELS
             if output.per_token != is_token:
                 yield f"{output.name} has a row a {'token' if is_token else 'sequence'}, not a {_row(output.per_token)}"

@@ -54,7 +54,7 @@ def boundary_inputs(
 
     A sequence without words has its first token as the only one.
     """
-    words, counts = _words(batch, num_rows)
+    words, counts = words_of(batch, num_rows)
     width = bucket(int(counts.max()) + 1)
     right = np.full((num_rows, width), num_tokens + 1, np.int32)
     ranks = np.arange(len(words)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -81,8 +81,8 @@ def boundary_inputs(
     }
 
 
-def _words(batch: PackedBatch, num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The packed positions of the tokens of all words, and how many words each sequence has."""
+def words_of(batch: PackedBatch, num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The packed positions of the tokens of all words, and how many words each of ``num_rows`` sequences has."""
     starts, ends = batch.cu_seqlens[:-1].astype(np.int64), batch.cu_seqlens[1:].astype(np.int64)
     fillers = np.zeros(num_rows - batch.batch_size, np.int64)
     if batch.token_type_ids is None:

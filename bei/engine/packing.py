@@ -20,6 +20,7 @@ from bei.engine import (
     image_positions,
     schema_columns,
     scored,
+    span_pairs,
     words,
 )
 
@@ -202,7 +203,7 @@ def graph_inputs(
     - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``; ``label_vectors_N``
       float32 [R', N]: its ``given_labels``. ``label_tokens`` and others of schemas: ``bei.engine.schema_columns``.
       ``entity_starts`` and others of pairs of entities: ``bei.engine.entity_pairs``. ``boundary_left`` and others of
-      boundaries: ``bei.engine.boundaries``.
+      boundaries: ``bei.engine.boundaries``. ``pair_firsts`` and others of pairs of spans: ``bei.engine.span_pairs``.
     - ``scored_tokens``, ``scored_before``, ``token_scores``: ``bei.engine.scored``.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
@@ -338,6 +339,8 @@ def _add_named_inputs(
         tensors.update(entity_pairs.entity_inputs(batch, names, word_slots, token_words, num_rows, _fine_bucket))
     if not boundaries.NAMES.isdisjoint(names):
         tensors.update(boundaries.boundary_inputs(batch, names, sizes.tokens, num_rows, _fine_bucket))
+    if not span_pairs.NAMES.isdisjoint(names):
+        tensors.update(span_pairs.pair_inputs(batch, names, sizes.tokens, num_rows, _fine_bucket))
     if not schema_columns.NAMES.isdisjoint(names):
         tensors.update(schema_columns.schema_inputs(batch, names, num_rows, _fine_bucket))
     if not scored.NAMES.isdisjoint(names):

@@ -18,12 +18,14 @@ from bei.engine.words import num_words
 from bei.errors import InvalidRequestError
 from bei.tasks import span_choice
 from bei.tasks.extract_labels import CheckedLabels
-from bei.tasks.schema_forms import AskedField, AskedSchema
+from bei.tasks.schema_forms import ENDS, AskedField, AskedSchema
 from bei.tasks.schema_spans import Found, RawValue, choices_above, values_chosen
 from bei.tasks.span_choice import Candidates, check_candidates, choose, choose_most
 
 # In front of all but the best of each label.
 _RESERVED = 5000.0
+# The threshold of heads and tails of relations, which are not wanted by themselves (``bei.tasks.candidate_relations``).
+_NEVER = 2.0
 
 
 class CandidateReader:
@@ -37,7 +39,9 @@ class CandidateReader:
         self._in_front = len(asked.words)
         self._flat = flat
         fields = [one.threshold for part in asked.structures for one in part.fields]
-        self._thresholds = np.array([*fields, *(labels.thresholds if labels else ())], np.float32)
+        of_labels = labels.thresholds if labels else ()
+        ends = [_NEVER] * (len(ENDS) * len(asked.relations))
+        self._thresholds = np.array([*fields, *of_labels, *ends], np.float32)
         self._num_fields = len(fields)
 
     def read(

@@ -25,6 +25,7 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
+from bei.tasks.candidate_relations import Proposed, RelationReader
 from bei.tasks.candidate_spans import CandidateReader, in_text
 from bei.tasks.entity_relations import related
 from bei.tasks.extract_labels import CheckedLabels, extraction_of
@@ -46,11 +47,13 @@ from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.entity_text import EntityText
 from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
+from bei.tokenizer.paired_text import PairedText
 
 # About: of a word, with what stands behind it; of a token. Tokens of a name beside those of its characters.
 _WORD_CHARS, _TOKEN_CHARS, _NAME_TOKENS = 5, 4, 2
 _LEAST_CHARS = 64  # of a window, however many labels stand in front
 _PER_CANDIDATE = 100  # as many numbers take as long
+_PAIRS = "relation_logits"
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
@@ -135,14 +138,18 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     decoder = _Decoder(task, layout, texts, words, 0 if beside else _tokens_around(service, task))
     outputs = {"span_logits", "label_logits"} if task.schema.classes else {"span_logits"}
     todo = decoder.begin()
-    while todo:  # more than once where fewer words fit than the model was trained with, or it counts many instances
+    # More than once where fewer words fit than the model was trained with, where it counts many instances, and to score
+    # pairs of what it finds.
+    while todo:
         step = todo.pop()
         parts = task.schema.parts(task.labels, layout, step.instances)
         options = EncodingOptions(labels=LabelPrompt(names, layout, vectors, parts=parts, words=task.schema.words))
         inputs = [_text_of(texts[one.text], words[one.text], one) for one in step.windows]
+        if step.pairs:
+            inputs = [PairedText(text, pairs.table) for text, pairs in zip(inputs, step.pairs, strict=True)]
         request = ModelRequest(inputs, options, None if task.failed is None else {})
-        answer = await service.infer(request, ticket=ticket, outputs=outputs)
-        most = sum(row["span_logits"].size for row in answer.rows)  # candidates
+        answer = await service.infer(request, ticket=ticket, outputs={_PAIRS} if step.pairs else outputs)
+        most = sum(scores.size for row in answer.rows for scores in row.values())  # candidates
         todo += await off_loop_if_large(partial(decoder.read, step, answer), most * _PER_CANDIDATE)
     return decoder.result()
 
@@ -163,11 +170,12 @@ async def _between_entities(service: ModelService, texts: Seq[str], task: Extrac
 
 class _Step(NamedTuple):
     """Windows that are read with so many instances of each structure, then of each relation. ``is_again``: the model
-    has counted more than it was asked for at first."""
+    has counted more than it was asked for at first. ``pairs``: of each window, where these alone are to be scored."""
 
     windows: list[_Window]
     instances: list[int]
     is_again: bool = False
+    pairs: Seq[Proposed] = ()
 
 
 class _Decoder:
@@ -193,6 +201,9 @@ class _Decoder:
         self._tokens_around = tokens_around
         self._thresholds = np.array(task.labels.thresholds if task.labels else (), np.float32)
         self._schema = _reader(task, layout)
+        self._relations: RelationReader | None = None
+        if layout.candidates and schema.relations:
+            self._relations = RelationReader(task.labels, schema, layout)
         self._found: defaultdict[int, Found] = defaultdict(Found)  # of texts with windows that are not read yet
         self._unread: Counter[int] = Counter()  # windows, by text
         self._num_candidates = 0  # of texts before
@@ -246,10 +257,15 @@ class _Decoder:
         yield from _windows(index, 0, num_words, self._layout)
 
     def read(self, step: _Step, answer: InferenceResult) -> list[_Step]:
-        """What is left of ``step``, which was read only in part, and what is to be read again with more instances."""
+        """What is left of ``step``, which was read only in part, and what is to be read again: with more instances, or
+        for pairs."""
+        if step.pairs:
+            self._read_pairs(step, answer)
+            return []
         rows = iter(answer.rows)
         left: list[_Window] = []
         again: list[tuple[_Window, list[int]]] = []
+        paired: list[tuple[_Window, Proposed]] = []
         for place, window in enumerate(step.windows):
             text = window.text
             self._unread[text] -= 1
@@ -265,6 +281,9 @@ class _Decoder:
                 behind = [*self._behind(window, encoding)]
                 left += behind
                 self._unread[text] += len(behind)
+                if text not in self.errors and (pairs := self._proposed(encoding, row)) is not None:
+                    paired.append((window, pairs))
+                    self._unread[text] += 1
             else:
                 # Never fewer than before: a count that is as likely as another may differ from step to step.
                 again.append((window, [*map(max, counts, step.instances)] if step.is_again else counts))
@@ -272,6 +291,9 @@ class _Decoder:
             if not self._unread[text]:
                 self._choose(text)
         steps = self._again([one for one in again if one[0].text not in self.errors])
+        if paired := [one for one in paired if one[0].text not in self.errors]:
+            windows = [window for window, _ in paired]
+            steps.append(_Step(windows, step.instances, pairs=[pairs for _, pairs in paired]))
         left = [window for window in left if window.text not in self.errors]
         return [*steps, step._replace(windows=left)] if left else steps
 
@@ -288,6 +310,31 @@ class _Decoder:
         except InvalidRequestError as error:
             self._fail(window.text, error)
         return None
+
+    def _proposed(self, encoding: Encoding, row: Row) -> Proposed | None:
+        """The pairs that a window is to be read again for."""
+        return self._relations.proposed(row["span_logits"], encoding) if self._relations else None
+
+    def _read_pairs(self, step: _Step, answer: InferenceResult) -> None:
+        """Add the relations of windows that were read for pairs."""
+        assert self._relations
+        rows = iter(answer.rows)
+        for place, (window, pairs) in enumerate(zip(step.windows, step.pairs, strict=True)):
+            text = window.text
+            self._unread[text] -= 1
+            if place in answer.errors:
+                self._set_error(text, answer.errors[place])
+                continue
+            scores = next(rows)[_PAIRS]
+            if text in self.errors:
+                continue
+            words = range(window.first, window.stop)
+            try:
+                self._relations.read(self._found[text], scores, pairs, words, self._texts[text], self._words[text])
+            except InvalidRequestError as error:
+                self._fail(text, error)
+            if not self._unread[text]:
+                self._choose(text)
 
     def _behind(self, window: _Window, encoding: Encoding) -> Iterator[_Window]:
         """What is left of a window of which the first words were read."""

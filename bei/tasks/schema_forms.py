@@ -160,9 +160,10 @@ def _check_form(name: str, given: Sized | None, layout: Extraction, service: Mod
         raise InvalidRequestError(
             f"{service.name} finds spans for labels alone, GLiNER2 {name} too: leave {name} out.", name
         )
-    if layout.candidates and name == "relations":
+    if name == "relations" and layout.candidates and not layout.candidates.relations:
         raise InvalidRequestError(
-            f"{service.name} is a GLiNER2.5, whose relations bei does not compute: leave {name} out, or ask a GLiNER2.",
+            f"{service.name} is a GLiNER2.5 without scores of relations: leave {name} out, or ask another one; if its "
+            "boundary_head has enable_relations, build it again.",
             name,
         )
     if not given:

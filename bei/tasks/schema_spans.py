@@ -44,12 +44,14 @@ def values_of(value: Value | list[Value] | None) -> Seq[Value]:
 
 
 class RawValue(NamedTuple):
-    """A span of words, or with ``choice`` a choice."""
+    """A span of words, or with ``choice`` a choice. ``rank``: by what records with equal values are compared, where it
+    is not the score."""
 
     score: float
     first: int = -1
     last: int = -1
     choice: str = ""
+    rank: float | None = None
 
 
 # Of each field what it has.
@@ -219,7 +221,7 @@ def instances_of_text(
 
 
 def _best(record: _Record) -> float:
-    return max(raw.score for raws in record for raw in raws)
+    return max(raw.score if raw.rank is None else raw.rank for raws in record for raw in raws)
 
 
 def _value(raws: Seq[RawValue], asked: AskedField, text: str, words: Int32Array) -> Value | list[Value] | None:

@@ -25,6 +25,7 @@ from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.entity_text import EntityText, entity_words
+from bei.tokenizer.paired_text import PairedText
 from bei.tokenizer.schema_prompt import SchemaPart, check_part, check_words, schema_ids
 from bei.tokenizer.special_tokens import Layout
 
@@ -157,6 +158,8 @@ def encode_words(
         beside = prompt.vectors
         if isinstance(text, EntityText):
             beside = entity_words(text, spans, kinds, prompt.layout.max_words, is_whole=is_whole)
+        elif isinstance(text, PairedText):
+            beside = text.pairs
         encodings.append(Encoding(ids, types, truncated=not is_whole, label_vectors=beside))
     return encodings
 

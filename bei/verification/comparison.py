@@ -34,6 +34,7 @@ HISTOGRAM_EDGES = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.
 
 _LABELS = ("logits", "token_logits")
 _SPANS = "span_logits"
+_RELATIONS = "relation_logits"
 _NUM_NEIGHBOURS = 10
 _NUM_WORST = 10
 _MOST_NEIGHBOURS = 1000
@@ -102,6 +103,9 @@ def compare(
         for side in (actual, expected):
             columns = min(actual[_SPANS][0].shape[1], expected[_SPANS][0].shape[1])  # each padded as its step was
             side[_SPANS] = of_words(side[_SPANS], questions.encodings[:num_texts], columns)
+    if _RELATIONS in names:  # of the one pair of each text, which fills its rows
+        for side in (actual, expected):
+            side[_RELATIONS] = [rows[:1, :1] for rows in side[_RELATIONS]]
     outputs = [
         _agreement(name, actual[name], expected[name], texts, thresholds, meaning or OutputMeaning()) for name in names
     ]

@@ -320,7 +320,7 @@ def _manifest(
             f"The checkpoint's vectors keep their lengths, and engines for {config.target} make them unit length: "
             "build with --normalize if that is what you want, or with --target cpu."
         )
-    tasks = [task for head in spec.heads for task in tasks_of(head, spec.hidden_size)]
+    tasks = [*dict.fromkeys(task for head in spec.heads for task in tasks_of(head, spec.hidden_size))]
     if template is not None:  # /predict and /classify would score texts without it
         tasks = ["rerank"]
     if config.classify_body:

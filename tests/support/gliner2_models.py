@@ -98,6 +98,18 @@ BOUNDARY_HEAD: Mapping[str, Any] = {
 }
 
 
+# Of models that score relations: few heads, tails and pairs, so that texts have more of them.
+RELATION_HEAD: Mapping[str, Any] = {
+    "enable_relations": True,
+    "relation_heads_per_type": 5,
+    "relation_tails_per_type": 4,
+    "relation_pair_cap": 7,
+    "relation_argument_proposal_threshold": 0.2,
+    "directional_relation_states": True,
+    "relation_biaffine_content": True,
+}
+
+
 def save_gliner25(
     folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2, offset: float = 0.0, **head: Any
 ) -> Path:
@@ -181,7 +193,18 @@ def save_gliner25(
             tensors[f"boundary_head.boundary_encoder.{name}"] = torch.randn(hidden)
         tensors["boundary_head.pair_scorer.inside_weight"] = torch.ones(())
         tensors["boundary_head.shared_pool_scorer.film_output.3.bias"] += offset
+        if settings["enable_relations"]:
+            tensors |= _random(_relation_modules(hidden, settings), spread)
     return _save(folder, kind, config, tensors, {"architecture": "boundary", "boundary_head": settings})
+
+
+def _relation_modules(hidden: int, settings: Mapping[str, Any]) -> dict[str, nn.Module]:
+    of_label = hidden * (1 + settings.get("directional_relation_states", False))
+    sizes = {"mlp.0": (4 * hidden + of_label + 2, hidden), "mlp.3": (hidden, 1)}
+    if settings.get("relation_biaffine_content"):
+        sizes |= dict.fromkeys(("head_content_projection", "tail_content_projection"), (hidden, hidden))
+        sizes |= {"relation_content_gate": (of_label, hidden), "content_linear": (2 * hidden + of_label, 1)}
+    return {f"relation_scorer.{name}": nn.Linear(*size) for name, size in sizes.items()}
 
 
 def _encoder_config(kind: str, encoder: Mapping[str, Any] | None) -> Any:

@@ -12,7 +12,7 @@ from bei.errors import EngineError
 # Outputs whose columns have separate meanings; other outputs are vectors, compared by direction.
 BY_COLUMN = (
     *("logits", "token_logits", "token_weights"),
-    *("span_logits", "token_likelihood", "label_logits", "option_logits"),
+    *("span_logits", "token_likelihood", "label_logits", "option_logits", "relation_logits"),
 )
 
 _MIN_COSINE = 0.99

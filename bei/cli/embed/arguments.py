@@ -124,10 +124,14 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-k", type=whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
     group.add_argument("--raw-scores", action="store_true", default=None, help="logits instead of probabilities")
     group.add_argument("--labels", type=_labels, metavar="A,B", help=_LABELS_HELP)
-    group.add_argument("--structures", type=_object, metavar="JSON", help="records that --task extract finds (GLiNER2)")
-    group.add_argument("--relations", type=_labels, metavar="A,B", help="relations that --task extract finds (GLiNER2)")
     group.add_argument(
-        "--classifications", type=_list, metavar="JSON", help="what --task extract classifies by (GLiNER2)"
+        "--structures", type=_object, metavar="JSON", help="records that --task extract finds (GLiNER2, 2.5)"
+    )
+    group.add_argument(
+        "--relations", type=_labels, metavar="A,B", help="relations that --task extract finds (GLiNER2, 2.5)"
+    )
+    group.add_argument(
+        "--classifications", type=_list, metavar="JSON", help="what --task extract classifies by (GLiNER2, 2.5)"
     )
     group.add_argument("--threshold", type=float, metavar="X", help="spans score above it (default: 0.5)")
     group.add_argument("--flat", action=argparse.BooleanOptionalAction, help="spans do not overlap (default)")
@@ -147,7 +151,7 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-_LABELS_HELP = "what --task extract finds, separated by commas, or JSON: [name], {name: description} (GLiNER2)"
+_LABELS_HELP = "what --task extract finds, separated by commas, or JSON: [name], {name: description} (GLiNER2, 2.5)"
 
 
 def _labels(given: str) -> list[str] | dict[str, object]:

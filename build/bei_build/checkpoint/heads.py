@@ -47,6 +47,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_likelihood": ("decide",),
     "label_logits": ("zero_shot",),
     "option_logits": ("decide",),
+    "relation_logits": ("extract",),
 }
 
 # Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no

@@ -1,5 +1,5 @@
 """GLiNER2.5: the architecture "boundary" of gliner2's models, which pairs boundaries between words. Of it bei builds
-entities, structures without choices, and classifications.
+entities, structures, relations, and classifications.
 
 Its settings are those of ``boundary_head`` in config.json, with the library's defaults.
 """
@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bei.artifact.label_layouts import Candidates
+from msgspec import UNSET
+
+from bei.artifact.label_layouts import Candidates, RelationPairs
 from bei.errors import CheckpointError
-from bei_build.spec.head_layers import BoundaryScoresSpec
+from bei_build.spec.head_layers import BoundaryScoresSpec, SpanPairScoresSpec
 from bei_build.spec.model_spec import HeadSpec
 from bei_build.spec.parts import DenseSpec
 
-_NAME = "boundaries"
+_NAME, _RELATIONS = "boundaries", "relations"
 _MOST_WIDTH, _MOST_LAYERS, _MOST_CANDIDATES = 1 << 14, 8, 1 << 14
+_MOST_ENDS, _MOST_PAIRS = 1 << 10, 1 << 12  # of a relation
 
 # Settings whose other values are other models, of which none is published.
 _SUPPORTED: Mapping[str, object] = {
@@ -29,6 +32,7 @@ _SUPPORTED: Mapping[str, object] = {
     "adaptive_threshold": False,
     "overlap_policy": "flat",
     "pair_temperature": 1.0,
+    "relation_temperature": 1.0,
     "classification_temperature": 1.0,
 }
 DEFAULTS: Mapping[str, Any] = {
@@ -55,6 +59,14 @@ DEFAULTS: Mapping[str, Any] = {
     "pool_size": 384,
     "min_pool_per_query": 8,
     "abstention_threshold": 0.5,
+    "enable_relations": True,
+    "relation_temperature": 1.0,
+    "relation_heads_per_type": 32,
+    "relation_tails_per_type": 32,
+    "relation_pair_cap": 128,
+    "relation_argument_proposal_threshold": 0.0,
+    "directional_relation_states": False,
+    "relation_biaffine_content": False,
 }
 
 
@@ -85,7 +97,17 @@ def scores(config: Any) -> tuple[HeadSpec, ...]:
         DenseSpec("label_scores.0", hidden, 2 * hidden, activation="relu"),
         DenseSpec("label_scores.1", 2 * hidden, 1),
     )
-    return HeadSpec("span_logits", token_layers=(layer,)), HeadSpec("label_logits", token_layers=classifier)
+    outputs = HeadSpec("span_logits", token_layers=(layer,)), HeadSpec("label_logits", token_layers=classifier)
+    if not settings["enable_relations"]:
+        return outputs
+    pairs = SpanPairScoresSpec(
+        _RELATIONS,
+        hidden,
+        _number(settings, "relation_pair_cap", 1, _MOST_PAIRS),
+        bool(settings["directional_relation_states"]),
+        bool(settings["relation_biaffine_content"]),
+    )
+    return *outputs, HeadSpec("relation_logits", token_layers=(pairs,))
 
 
 def candidates_of(config: Any) -> Candidates:
@@ -97,6 +119,16 @@ def candidates_of(config: Any) -> Candidates:
         pool_size=size,
         least_per_label=_number(settings, "min_pool_per_query", 0, size),
         absent_above=_share(settings, "abstention_threshold", 1.0),
+        relations=_relations(settings) if settings["enable_relations"] else UNSET,
+    )
+
+
+def _relations(settings: Mapping[str, Any]) -> RelationPairs:
+    return RelationPairs(
+        most_heads=_number(settings, "relation_heads_per_type", 1, _MOST_ENDS),
+        most_tails=_number(settings, "relation_tails_per_type", 1, _MOST_ENDS),
+        most_pairs=_number(settings, "relation_pair_cap", 1, _MOST_PAIRS),
+        least_end=_share(settings, "relation_argument_proposal_threshold", 1.0),
     )
 
 
@@ -176,10 +208,19 @@ def _weights() -> dict[str, str | tuple[str, ...]]:
             f"refinement.{index}.down": f"{refined}.output_projection",
         }
     found: dict[str, str | tuple[str, ...]] = {f"{_NAME}.{ours}": theirs for ours, theirs in names.items()}
+    found |= {f"{_RELATIONS}.{ours}": f"relation_scorer.{theirs}" for ours, theirs in _OF_RELATIONS.items()}
     # A ReLU stands between the two, and dropout if there is any.
     return found | {"label_scores.0": "classifier.0", "label_scores.1": ("classifier.3", "classifier.2")}
 
 
+_OF_RELATIONS: Mapping[str, str] = {
+    "mlp.0": "mlp.0",
+    "mlp.1": "mlp.3",  # 1, 2: GELU and dropout
+    "head": "head_content_projection",
+    "tail": "tail_content_projection",
+    "gate": "relation_content_gate",
+    "content": "content_linear",
+}
 WEIGHTS: Mapping[str, str | tuple[str, ...]] = _weights()
 # Of one task each, of training, and of pools by query.
 UNUSED = ("classifier.", "boundary_head.", "record_decoder.", "relation_scorer.")

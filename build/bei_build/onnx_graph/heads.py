@@ -17,6 +17,7 @@ from bei_build.onnx_graph.boundary_scores import emit_boundary_scores
 from bei_build.onnx_graph.label_scores import emit_label_scores
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.likelihood import emit_likelihood
+from bei_build.onnx_graph.pair_scores import emit_pair_scores
 from bei_build.onnx_graph.relation_scores import emit_relation_scores
 from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
@@ -33,6 +34,7 @@ from bei_build.spec.head_layers import (
     MeanRowsSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
+    SpanPairScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
     needs_fp32,
@@ -184,6 +186,8 @@ class HeadEmitter:
             return emit_relation_scores(graph, self._read, value, layer, name)
         if isinstance(layer, BoundaryScoresSpec):
             return emit_boundary_scores(graph, self._read, value, layer, name)
+        if isinstance(layer, SpanPairScoresSpec):
+            return emit_pair_scores(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # the eps of torch.nn.functional.normalize
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)

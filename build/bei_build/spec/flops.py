@@ -20,6 +20,7 @@ from bei_build.spec.head_layers import (
     LikelihoodSpec,
     MeanRowsSpec,
     RelationScoresSpec,
+    SpanPairScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
 )
@@ -126,6 +127,8 @@ def _head_layer_flops(layer: object) -> int:
         of_word = layer.width * (3 * width + layer.content_width) + block + 6 * width**2 + 2 * pair * width
         of_pair = width + pair * (layer.content_width + 4) + (1 + layer.film_width) * pair + layer.film_width
         return 2 * (of_word + layer.most * of_pair)
+    if isinstance(layer, SpanPairScoresSpec):
+        return 0  # a text without relations has one pair, whatever its length
     if isinstance(layer, SpanScoresSpec | WordScoresSpec):
         # As for one label, with every token a word; each further label costs its products with the spans or words.
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)

@@ -194,6 +194,36 @@ class BoundaryScoresSpec:
 
 
 @dataclass(frozen=True)
+class SpanPairScoresSpec:
+    """Scores of pairs of spans, a head and a tail, for relations (GLiNER2.5, the ``SparseRelationScorer`` of gliner2's
+    code). ``bei.engine.span_pairs`` names the pairs; a row holds the scores of ``most`` of them.
+
+    A pair is the states of the first and last words of both, of the labels of both (their mean, unless
+    ``joins_labels``), the direction from one to the other and the distance. An MLP with one hidden layer of ``width``
+    numbers and a GELU scores it. ``reads_content``: to that are added sum(head(h) * sigmoid(gate(l)) * tail(t)) /
+    sqrt(width) and content([head(h), tail(t), l]), with the means h and t of the words of both, and the labels l.
+
+    Its weights are the linear layers ``{name}.mlp.{0|1}`` and ``{name}.{head|tail|gate|content}``.
+    """
+
+    name: str
+    width: int
+    most: int
+    joins_labels: bool
+    reads_content: bool
+
+    @property
+    def columns(self) -> int:
+        """Scores of a row."""
+        return self.most
+
+    @property
+    def label_width(self) -> int:
+        """Numbers of a pair's labels."""
+        return (1 + self.joins_labels) * self.width
+
+
+@dataclass(frozen=True)
 class LabelScoresSpec:
     """The score of every token, as the state of a label, for the text that it stands in (GLiClass, arXiv:2508.07662).
 
@@ -302,6 +332,7 @@ HeadLayer: TypeAlias = (
     | WordScoresSpec
     | RelationScoresSpec
     | BoundaryScoresSpec
+    | SpanPairScoresSpec
     | LikelihoodSpec
     | LabelScoresSpec
 )

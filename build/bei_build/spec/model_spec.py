@@ -23,6 +23,7 @@ from bei_build.spec.head_layers import (
     LikelihoodSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
+    SpanPairScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
 )
@@ -53,17 +54,19 @@ from bei_build.spec.weight_shapes import (
     layer_weights,
     linear_weights,
     norm_weights,
+    pair_scores_weights,
     relation_scores_weights,
     shared_attention_weights,
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last nine) a row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last ten) a row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, by parts of spans, or by the second entities of pairs: the
 # dimension is that of one label.
 # "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
 # token's probability behind those in front of it. "label_logits": the score of each token as a label's.
-# "option_logits": that of each token as an option's marker.
+# "option_logits": that of each token as an option's marker. "relation_logits": scores of pairs of spans that a request
+# names, as many in each row.
 # "image_features": of an image tower, the rows that a decoder reads in the place of word rows.
 Output = Literal[
     "embedding",
@@ -77,6 +80,7 @@ Output = Literal[
     "token_likelihood",
     "label_logits",
     "option_logits",
+    "relation_logits",
     "image_features",
 ]
 
@@ -246,6 +250,8 @@ def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
         yield from relation_scores_weights(layer)
     elif isinstance(layer, BoundaryScoresSpec):
         yield from boundary_scores_weights(layer)
+    elif isinstance(layer, SpanPairScoresSpec):
+        yield from pair_scores_weights(layer)
     elif isinstance(layer, LabelScoresSpec):
         yield from label_scores_weights(layer)
     elif isinstance(layer, LikelihoodSpec):
@@ -256,12 +262,13 @@ def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
                 yield from _head_layer_weights(one)
 
 
-# Layers whose width is that of one label.
+# Layers whose width is that of one label, or of one row of pairs.
 _OF_LABELS = (
     SpanScoresSpec,
     WordScoresSpec,
     RelationScoresSpec,
     BoundaryScoresSpec,
+    SpanPairScoresSpec,
     LikelihoodSpec,
     LabelScoresSpec,
 )

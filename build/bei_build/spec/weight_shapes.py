@@ -11,6 +11,7 @@ from bei_build.spec.head_layers import (
     CountingSpec,
     LabelScoresSpec,
     RelationScoresSpec,
+    SpanPairScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
 )
@@ -175,6 +176,17 @@ def boundary_scores_weights(layer: BoundaryScoresSpec) -> Iterator[tuple[str, Sh
         yield from linear_weights(f"{name}.{part}", leaving, entering, bias=True)
     for part, size in norms.items():
         yield from norm_weights(f"{name}.{part}", NormSpec(layer.eps), size)
+
+
+def pair_scores_weights(layer: SpanPairScoresSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head that scores pairs of spans."""
+    width, of_label = layer.width, layer.label_width
+    matrices = {"mlp.0": (width, 4 * width + of_label + 2), "mlp.1": (1, width)}
+    if layer.reads_content:
+        matrices |= dict.fromkeys(("head", "tail"), (width, width))
+        matrices |= {"gate": (width, of_label), "content": (1, 2 * width + of_label)}
+    for part, (leaving, entering) in matrices.items():
+        yield from linear_weights(f"{layer.name}.{part}", leaving, entering, bias=True)
 
 
 def _recurrent_weights(name: str, width: int, num_layers: int) -> Iterator[tuple[str, Shape]]:

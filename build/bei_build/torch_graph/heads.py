@@ -25,6 +25,7 @@ from bei_build.spec.head_layers import (
     MeanRowsSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
+    SpanPairScoresSpec,
     SpanScoresSpec,
     WordScoresSpec,
     needs_fp32,
@@ -38,6 +39,7 @@ from bei_build.torch_graph.label_scores import LabelScores
 from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.pair_scores import PairScores
 from bei_build.torch_graph.parameters import Linear, TensorOptions
 from bei_build.torch_graph.relation_scores import RelationScores
 from bei_build.torch_graph.scaled_tanh import ScaledTanh
@@ -79,7 +81,7 @@ class _Layer:
             value = value.float()
         if isinstance(self.spec, DenseSpec):
             return self._dense(self.spec, value)
-        if isinstance(self.module, SpanScores | WordScores | RelationScores | BoundaryScores):
+        if isinstance(self.module, SpanScores | WordScores | RelationScores | BoundaryScores | PairScores):
             return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
@@ -200,6 +202,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = RelationScores(layer, options)
     elif isinstance(layer, BoundaryScoresSpec):
         module = BoundaryScores(layer, options)
+    elif isinstance(layer, SpanPairScoresSpec):
+        module = PairScores(layer, options)
     elif isinstance(layer, LabelScoresSpec):
         module = LabelScores(layer, options)
     elif isinstance(layer, LikelihoodSpec):

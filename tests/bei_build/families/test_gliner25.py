@@ -22,7 +22,7 @@ from bei_build.families import gliner2_boundary
 from tests.bei_build.families.test_gliner import LABELS, PARTS, TEXT
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
-from tests.support.gliner2_models import BOUNDARY_HEAD, save_gliner25
+from tests.support.gliner2_models import BOUNDARY_HEAD, RELATION_HEAD, save_gliner25
 
 
 def built(folder: Path, kind: str = "deberta-v2", **head: Any) -> Artifact:
@@ -82,7 +82,7 @@ def test_labels_share_a_probability_or_have_their_own(model: Model) -> None:
     np.testing.assert_allclose(shares, odds / odds.sum(axis=1, keepdims=True), atol=1e-4)
 
 
-def test_relations_are_refused_by_name(model: Model) -> None:
+def test_relations_are_refused_by_name_where_nothing_scores_them(model: Model) -> None:
     with pytest.raises(InvalidRequestError, match="leave relations out"):
         model.extract_schema([TEXT], relations=["owns"])
 
@@ -97,6 +97,8 @@ def test_relations_are_refused_by_name(model: Model) -> None:
         ({"overlap_policy": "longest"}, "overlap_policy = 'longest'"),
         ({"adaptive_threshold": True}, "adaptive_threshold = True"),
         ({"pair_temperature": 2.0}, "pair_temperature = 2.0"),
+        ({"relation_temperature": 0.5}, "relation_temperature = 0.5"),
+        ({"enable_relations": True, "relation_pair_cap": 0}, "relation_pair_cap = 0"),
         ({"enable_abstention": False}, "enable_abstention = False"),
         ({"pool_size": 0}, "pool_size = 0"),
         ({"boundary_attention_heads": 3}, "boundary_attention_heads do not divide"),
@@ -115,10 +117,11 @@ def test_models_that_are_computed_otherwise_are_refused(tmp_path: Path, head: An
 @needs_bf16
 def test_bf16_is_certified_where_few_spans_are_found(tmp_path: Path) -> None:
     """Where most pairs are found, a start or an end at the edge of the chosen ones is another in BF16."""
-    head: Any = {"pool_boundary_top_k": 32, "pool_size": 192, "min_pool_per_query": 8}
+    head: Any = {**RELATION_HEAD, "pool_boundary_top_k": 32, "pool_size": 192, "min_pool_per_query": 8}
     folder = save_gliner25(tmp_path / "checkpoint", spread=0.1, offset=-1.0, **head)
     certificate = build_artifact(folder, tmp_path / "artifact", precision="bf16").certificate
     assert certificate.passed
+    assert [one.output for one in certificate.outputs] == ["span_logits", "label_logits", "relation_logits"]
     assert certificate.outputs[0].score_difference is not None
     assert 1e-4 < certificate.outputs[0].score_difference < 0.01
 
@@ -129,10 +132,10 @@ def test_settings_that_a_config_lacks_are_the_gliner2_librarys() -> None:
     assert {name: getattr(configuration.BoundaryHeadSettings(), name) for name in defaults} == defaults
 
 
-def test_tensors_of_records_and_relations_change_nothing(tmp_path: Path, model: Model) -> None:
-    folder = save_gliner25(tmp_path / "checkpoint", enable_records=True, enable_relations=True)
+def test_tensors_of_records_change_nothing(tmp_path: Path, model: Model) -> None:
+    folder = save_gliner25(tmp_path / "checkpoint", enable_records=True)
     tensors = load_file(folder / "model.safetensors")
-    others = ("record_decoder.inst_proj.weight", "relation_scorer.mlp.0.bias", "boundary_head.candidate_encoder.weight")
+    others = ("record_decoder.inst_proj.weight", "boundary_head.candidate_encoder.weight")
     save_file({**tensors, **{name: torch.ones(4, 4) for name in others}}, folder / "model.safetensors")
     with Model(build_artifact(folder, tmp_path / "artifact").path, tune="off") as other:
         found, expected = (each.extract([TEXT], LABELS, threshold=0.0, multi_label=True) for each in (other, model))
