@@ -284,7 +284,7 @@ def _mount_of(path: str) -> str:
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
+    lines = [header, ("-",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(map(_line, line))} |" for line in lines) + "\n"
 
 

@@ -18,10 +18,11 @@ _IMAGE = "The file, as a data URL (data:image/png;base64,...) or as base64 alone
 ImageText: TypeAlias = Annotated[str, Meta(description=_IMAGE, min_length=1)]
 
 
-class ImageURL(msgspec.Struct):
+class ImageURL(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's. A `detail` changes nothing."""
 
     url: ImageText
+    detail: str | None = None
 
 
 _NO_IMAGES = (None,) * 5

@@ -189,7 +189,10 @@ def parse(content: bytes) -> ParsedQuestions:
     """A body and what it asks. Raises InvalidRequestError."""
     body = _parse_request(content)
     questions = [_question(f"questions {place}", question) for place, question in enumerate(body.questions)]
-    return ParsedQuestions(body, _text_of(body.input), questions)
+    text = _text_of(body.input)
+    if not text.strip():
+        raise InvalidRequestError("input is empty: send the text or messages that the questions are about.", "input")
+    return ParsedQuestions(body, text, questions)
 
 
 async def decisions(request: ParsedQuestions, context: RequestContext) -> Reply:

@@ -19,7 +19,7 @@ ABSENT = object()
 VALUES: Mapping[str, tuple[object, ...]] = {
     "text": (ABSENT, None, "", "a"),
     "image": (ABSENT, None, "", "aGVsbG8="),
-    "image_url": (ABSENT, None, "data:,", {"url": "data:,", "detail": "low"}, {}),
+    "image_url": (ABSENT, None, "data:,", {"url": "data:,", "detail": "low"}, {"url": "data:,", "format": "png"}, {}),
     "image_base64": (ABSENT, "aGVsbG8="),
     "bytes": (ABSENT, "aGVsbG8="),
     "url": (ABSENT, None),
@@ -77,3 +77,8 @@ def test_parts_of_one_input_are_allowed_where_they_are_read(name: str) -> None:
     schema = {"$ref": f"#/components/schemas/{name}"}
     for given in INPUTS:
         assert is_allowed(schema, {"content": given}) is (given != [] and is_read(read_parts, given)), given
+
+
+def test_a_field_of_an_address_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(msgspec.ValidationError, match="format"):
+        read_part({"type": "image_url", "image_url": {"url": "data:,", "format": "png"}})
