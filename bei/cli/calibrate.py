@@ -54,8 +54,9 @@ def calibrate(path: Path, data: Path, question_file: Path | None) -> tuple[Artif
     """Fit the artifact at ``path`` on the labelled texts of ``data``, for the model's own labels or, with
     ``question_file``, for decisions.
 
-    Raises ConfigError, TaskNotSupportedError, ArtifactError and its subclasses (ArtifactSignatureError for a signed
-    artifact), InputTooLongError, EngineError, OSError.
+    Raises ConfigError, also where the texts left out are predicted worse with the temperature; TaskNotSupportedError,
+    ArtifactError and its subclasses (ArtifactSignatureError for a signed artifact), InputTooLongError, EngineError,
+    OSError.
     """
     labelled = read_labelled(data)
     asked = None if question_file is None else read_question(question_file)
@@ -79,6 +80,12 @@ def calibrate(path: Path, data: Path, question_file: Path | None) -> tuple[Artif
         before=reliability(logits[rest], targets[rest], 1.0),
         after=reliability(logits[rest], targets[rest], temperature),
     )
+    if record.after.nll > record.before.nll:
+        raise ConfigError(
+            f"The temperature {temperature:.4f}, fitted on {record.num_fitted} texts, makes probabilities of the "
+            f"{record.num_texts} others worse (negative log likelihood {record.before.nll:.4f} -> "
+            f"{record.after.nll:.4f}), so {path} stays as it is: give more labelled texts, like those to be served."
+        )
     with naming_full_disk(path):
         return store.add_calibration(artifact, record), record
 

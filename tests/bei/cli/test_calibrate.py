@@ -45,9 +45,9 @@ def artifact(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "artifact"))
 
 
-def written(folder: Path, logits: Any, names: list[str], temperature: float) -> Path:
+def written(folder: Path, logits: Any, names: list[str], temperature: float, seed: int = 3) -> Path:
     """Labelled texts, drawn as ``logits`` have it at ``temperature``."""
-    random = np.random.default_rng(3)
+    random = np.random.default_rng(seed)
     shares = probabilities(np.asarray(logits, np.float64), temperature)
     drawn = [names[random.choice(len(names), p=row)] for row in shares]
     lines = [json.dumps({"text": text, "label": label}) for text, label in zip(TEXTS, drawn, strict=True)]
@@ -120,7 +120,7 @@ def test_decisions_have_a_temperature_of_their_own(artifact: Path, tmp_path: Pat
         labels_before = model.classify(TEXTS).scores
         rows = [[*one["q"].probabilities.values()] for one in model.decide(TEXTS, {"q": QUESTION})]  # type: ignore[union-attr]
     logits = np.log(np.array(rows))
-    data = written(tmp_path, logits, OPTIONS, 0.1)
+    data = written(tmp_path, logits, OPTIONS, 0.1, seed=5)
     (tmp_path / "question.json").write_text(json.dumps(QUESTION))
     for _ in range(2):  # the second fit starts from the same scores
         main.main(["calibrate", str(artifact), "--data", str(data), "--question", str(tmp_path / "question.json")])
@@ -129,6 +129,23 @@ def test_decisions_have_a_temperature_of_their_own(artifact: Path, tmp_path: Pat
             found = [[*one["q"].probabilities.values()] for one in model.decide(TEXTS, {"q": QUESTION})]  # type: ignore[union-attr]
             np.testing.assert_allclose(found, probabilities(logits, temperature), atol=1e-4)
             assert np.array_equal(model.classify(TEXTS).scores, labels_before)
+
+
+def test_a_temperature_that_makes_other_texts_worse_is_not_written(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all of the fitted half have the likeliest label, the others another one."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"text": text, "label": NAMES[0]}) for text in TEXTS))
+    labelled = command.read_labelled(data)
+    fit, _ = command._halves(data, labelled)
+    logits = np.tile([0.0, 1.0, -1.0], (len(TEXTS), 1))
+    logits[fit[5:]] = [1.0, 0.0, -1.0]
+    monkeypatch.setattr(command, "_logits", lambda *_: logits)
+    before = (artifact / "manifest.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"of the 60 others worse .* stays as it is"):
+        calibrate(artifact, data, None)
+    assert (artifact / "manifest.json").read_bytes() == before
 
 
 def test_a_key_that_stands_twice_in_a_question_is_refused(tmp_path: Path) -> None:
@@ -239,7 +256,7 @@ def test_what_others_write_while_calibrate_asks_the_engine_stays(
     (tmp_path / "decided").mkdir()
     with Model(artifact, tune="off") as model:
         rows = [[*one["q"].probabilities.values()] for one in model.decide(TEXTS, {"q": QUESTION})]  # type: ignore[union-attr]
-    of_decisions = written(tmp_path / "decided", np.log(np.array(rows)), OPTIONS, 0.1)
+    of_decisions = written(tmp_path / "decided", np.log(np.array(rows)), OPTIONS, 0.1, seed=5)
 
     def slow(*arguments: Any) -> Any:
         monkeypatch.setattr(command, "_logits", logits)
