@@ -272,8 +272,8 @@ def test_a_temperature_is_fitted_beside_its_own(tmp_path: Path) -> None:
     question.write_text(json.dumps(QUESTIONS["which"]))
     texts = [f"the cat {place}" for place in range(80)]
     with Model(copy.path, tune="off") as model:
-        answers = [one["q"] for one in model.decide(texts, {"q": QUESTIONS["which"]})]
-    labels = [max(one.probabilities, key=one.probabilities.__getitem__) for one in answers]  # type: ignore[union-attr]
+        answers = model.decide(texts, {"q": QUESTIONS["which"]})
+    labels = [one["q"].choice for one in answers]  # type: ignore[union-attr]
     labels[::5] = ["dog"] * len(labels[::5])
     lines = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
     data.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
