@@ -37,6 +37,12 @@ Row: TypeAlias = Mapping[str, Float32Array]
 EXTRAS = 4
 
 
+def record_columns(width: int, num_queries: int) -> tuple[int, int]:
+    """Numbers of a boundary as a start, or as an end, and of a whole row (``bei.engine.record_columns``)."""
+    of_candidate = 3 * width + 2 * num_queries + 4
+    return of_candidate, 2 * of_candidate + width + 2 * num_queries + 1
+
+
 @dataclass(frozen=True)
 class TokenSpans:
     """The places of the n tokens of an encoding in its text.

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from bei.core import EXTRAS
+from bei.core import EXTRAS, record_columns
 
 # As Laya counts them.
 KINDS_OF_QUESTIONS = ("choice", "score", "noul")
@@ -45,17 +45,37 @@ class RelationPairs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     least_end: float
 
 
+class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From what instances of structures are formed (GLiNER2.5, ``bei.engine.record_columns``): candidates are vectors
+    of ``width`` numbers, and the model has learned ``num_queries`` instances."""
+
+    width: int
+    num_queries: int
+
+    @property
+    def candidate_columns(self) -> int:
+        """Numbers of a boundary as a start, or as an end."""
+        return record_columns(self.width, self.num_queries)[0]
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a token."""
+        return record_columns(self.width, self.num_queries)[1]
+
+
 class Candidates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How spans are chosen from pairs of boundaries (GLiNER2.5): a graph scores those of up to ``most_boundaries``
     starts and ends (``bei.engine.boundaries``), of which a text's candidates are the ``least_per_label`` best of each
     label, and then the best of all, ``pool_size`` in all. A label that is absent with a probability above
-    ``absent_above`` has no spans. ``relations``: of models that score pairs of them, by the output relation_logits."""
+    ``absent_above`` has no spans. ``relations``: of models that score pairs of them, by the output relation_logits.
+    ``records``: of models that form instances of them, by the output record_states."""
 
     most_boundaries: int
     pool_size: int
     least_per_label: int
     absent_above: float
     relations: RelationPairs | msgspec.UnsetType = msgspec.UNSET
+    records: Records | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def columns(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bei.artifact.label_layouts import KINDS_OF_QUESTIONS, RelationPairs, Schema
+from bei.artifact.label_layouts import KINDS_OF_QUESTIONS, Records, RelationPairs, Schema
 from bei.artifact.manifest import Manifest
 
 # 16 million tokens are a thousand times a batch.
@@ -89,6 +89,7 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
         ):
             yield "the candidates of extraction have an invalid number"
         yield from _relations(pool.relations if pool else msgspec.UNSET, manifest.dimension("relation_logits"))
+        yield from _records(pool.records if pool else msgspec.UNSET, manifest.dimension("record_states"))
         yield from _schema("extraction", found.schema, manifest.spec.vocab_size)
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"
@@ -105,6 +106,14 @@ def _relations(found: RelationPairs | msgspec.UnsetType, width: int | None) -> I
         and 0 <= found.least_end <= 1
     ):
         yield "the relations of extraction have an invalid number"
+
+
+def _records(found: Records | msgspec.UnsetType, width: int | None) -> Iterator[str]:
+    """Faults of what instances are formed from, which has ``width`` numbers in a row."""
+    if found and not (1 <= found.width <= _MOST_ENDS and 1 <= found.num_queries <= _MOST_ENDS):
+        yield "the records of extraction have an invalid number"
+    elif (found.columns if found else None) != width:
+        yield "the records of extraction do not go with the output record_states"
 
 
 def _schema(what: str, found: Schema | msgspec.UnsetType, vocab_size: int) -> Iterator[str]:

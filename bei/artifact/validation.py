@@ -53,7 +53,7 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "zero_shot": ("label_logits",),
 }
 _LABELLED = ("logits", "token_logits")
-_OF_LABELS = ("span_logits", "label_logits", "option_logits", "relation_logits")  # rows of tokens
+_OF_LABELS = ("span_logits", "label_logits", "option_logits", "relation_logits", "record_states")  # rows of tokens
 
 # Limits for sizes of tables.
 MOST_SEQUENCES = 1 << 20

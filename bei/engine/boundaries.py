@@ -50,7 +50,7 @@ def boundary_inputs(
       the place in a flat [B' * N'] of each sequence's first one.
     - ``boundary_columns_N`` [N]: 0, 1, ... up to R' - 1, repeated; R' is N, or N' if that is less.
     - ``boundary_tokens`` [T']: the place in a flat [B' * R'] of the row that stands in a token's; ``boundary_words``
-      [T']: that in a flat [B' * N'] of the boundary with the token's number in its sequence, or of the last one.
+      [T']: that in a flat [B' * N'] of the boundary with the token's number in its sequence, or of its last one.
 
     A sequence without words has its first token as the only one.
     """
@@ -67,9 +67,9 @@ def boundary_inputs(
     places = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens[:-1], lengths)
     sequences = np.repeat(np.arange(batch.batch_size), lengths)
     of_tokens = {}
-    for kind, most_places in (("tokens", last + 1), ("words", width)):
+    for kind, most_places, lasts in (("tokens", last + 1, last), ("words", width, counts[sequences])):
         of_tokens[f"boundary_{kind}"] = np.zeros(num_tokens, np.int32)
-        of_tokens[f"boundary_{kind}"][: len(places)] = sequences * most_places + np.minimum(places, most_places - 1)
+        of_tokens[f"boundary_{kind}"][: len(places)] = sequences * most_places + np.minimum(places, lasts)
     return {
         "boundary_left": left,
         "boundary_right": right,

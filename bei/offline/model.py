@@ -397,9 +397,9 @@ class Model:
         **options: Unpack[ExtractOptions],
     ) -> list[Extracted]:
         """Spans of each text for ``labels``, ``structures`` (``{name: {"fields": [{"name", "dtype", "choices",
-        "description", "threshold"}]}}``), ``relations``, and labels of ``classifications`` (``[{"task", "labels",
-        "multi_label", "cls_threshold", "top_k", "class_act", "prompt", "examples"}]``), in one pass (GLiNER2). At least
-        one of them must be given."""
+        "description", "threshold", "cardinality", "exclusive"}], "mode", "anchor"}}``), ``relations``, and labels of
+        ``classifications`` (``[{"task", "labels", "multi_label", "cls_threshold", "top_k", "class_act", "prompt",
+        "examples"}]``), in one pass (GLiNER2). At least one of them must be given."""
         asked = extraction.SchemaToFind(labels, structures, relations, classifications)
         return self._runner.gather(extraction.schema_extraction(self._runner.service, asked, options), inputs)
 

@@ -24,7 +24,8 @@ from bei.tasks.span_choice import Candidates, check_candidates, choose, choose_m
 
 # In front of all but the best of each label.
 _RESERVED = 5000.0
-# The threshold of heads and tails of relations, which are not wanted by themselves (``bei.tasks.candidate_relations``).
+# The threshold of what is not wanted by itself: heads and tails of relations (``bei.tasks.candidate_relations``), and
+# fields of structures with a mode (``bei.tasks.candidate_records``).
 _NEVER = 2.0
 
 
@@ -38,7 +39,7 @@ class CandidateReader:
         self._structures = asked.structures
         self._in_front = len(asked.words)
         self._flat = flat
-        fields = [one.threshold for part in asked.structures for one in part.fields]
+        fields = [_NEVER if part.mode else one.threshold for part in asked.structures for one in part.fields]
         of_labels = labels.thresholds if labels else ()
         ends = [_NEVER] * (len(ENDS) * len(asked.relations))
         self._thresholds = np.array([*fields, *of_labels, *ends], np.float32)
@@ -74,6 +75,8 @@ class CandidateReader:
         values = iter([self._values(*one, logits) for one in zip(fields, by_field, range(len(fields)), strict=True)])
         for place, part in enumerate(self._structures):
             record = tuple(next(values) for _ in part.fields)
+            if part.mode:
+                continue
             records = found.records.setdefault(place, [])
             if any(record):
                 records.append((window.start, record))
@@ -86,7 +89,7 @@ class CandidateReader:
         if asked.choices:
             scores = word_scores(logits[: self._in_front], self._pool.most_boundaries, place)
             return choices_above(asked, apply_function(scores, "sigmoid"))
-        return tuple(values_chosen(in_text(self._chosen(candidates)), is_single=asked.is_single))
+        return tuple(values_chosen(in_text(chosen_of(candidates, flat=self._flat)), is_single=asked.is_single))
 
     def _candidates(self, pairs: Pairs, window: range) -> Iterator[tuple[tuple[int, int, int], float]]:
         """First word, last word and label, with the score, of candidates that reach their thresholds. No span ends
@@ -109,10 +112,12 @@ class CandidateReader:
         keys = zip(firsts.tolist(), lasts.tolist(), labels.tolist(), strict=True)
         yield from zip(keys, scores[labels, places].tolist(), strict=True)
 
-    def _chosen(self, candidates: Candidates) -> Iterator[tuple[int, int, int, float]]:
-        if self._flat:
-            return choose_most(candidates, apart=False)
-        return choose(candidates, flat=False, multi_label=False, by_word=False)
+
+def chosen_of(candidates: Candidates, *, flat: bool) -> Iterator[tuple[int, int, int, float]]:
+    """The spans of a field."""
+    if flat:
+        return choose_most(candidates, apart=False)
+    return choose(candidates, flat=False, multi_label=False, by_word=False)
 
 
 def in_text(chosen: Iterable[tuple[int, int, int, float]]) -> Iterator[tuple[int, int, int, float]]:

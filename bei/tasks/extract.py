@@ -25,6 +25,7 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
+from bei.tasks.candidate_records import RecordReader
 from bei.tasks.candidate_relations import Proposed, RelationReader
 from bei.tasks.candidate_spans import CandidateReader, in_text
 from bei.tasks.entity_relations import related
@@ -53,7 +54,7 @@ from bei.tokenizer.paired_text import PairedText
 _WORD_CHARS, _TOKEN_CHARS, _NAME_TOKENS = 5, 4, 2
 _LEAST_CHARS = 64  # of a window, however many labels stand in front
 _PER_CANDIDATE = 100  # as many numbers take as long
-_PAIRS = "relation_logits"
+_PAIRS, _RECORDS = "relation_logits", "record_states"
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
@@ -136,7 +137,8 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     beside = labels_beside(service, task.labels)
     vectors = await _vectors(service, beside, ticket) if beside else None
     decoder = _Decoder(task, layout, texts, words, 0 if beside else _tokens_around(service, task))
-    outputs = {"span_logits", "label_logits"} if task.schema.classes else {"span_logits"}
+    outputs = {"span_logits"} | ({"label_logits"} if task.schema.classes else set[str]())
+    outputs |= {_RECORDS} if task.schema.has_modes else set[str]()
     todo = decoder.begin()
     # More than once where fewer words fit than the model was trained with, where it counts many instances, and to score
     # pairs of what it finds.
@@ -201,6 +203,7 @@ class _Decoder:
         self._tokens_around = tokens_around
         self._thresholds = np.array(task.labels.thresholds if task.labels else (), np.float32)
         self._schema = _reader(task, layout)
+        self._records = RecordReader(task.labels, schema, layout, flat=task.flat) if schema.has_modes else None
         self._relations: RelationReader | None = None
         if layout.candidates and schema.relations:
             self._relations = RelationReader(task.labels, schema, layout)
@@ -303,6 +306,8 @@ class _Decoder:
         try:
             if self._schema:
                 counts = self._schema.read(found, logits, encoding, places, instances)
+                if self._records:
+                    self._records.read(found, logits, row[_RECORDS], encoding, places)
                 if counts is None and self._task.schema.classes:
                     add_probabilities(self._task.schema.classes, found.classes, row["label_logits"], encoding)
                 return counts

@@ -34,23 +34,32 @@ FIRST_INSTANCES = 4
 # Relations times the most entities: a text's scores then take as much as those of spans for MOST_LABELS.
 MOST_PAIRED = 3072
 ENDS = ("head", "tail")
+Mode: TypeAlias = Literal["natural", "latent", "anchorless"]
+Cardinality: TypeAlias = Literal["optional_one", "required_one", "zero_or_more", "one_or_more"]
 
 
 class FieldForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A field of a structure: all its spans are wanted (``list``) or the best one (``str``). ``choices``: in place of
-    spans, which of them hold."""
+    spans, which of them hold. Where the structure has a ``mode``: how many values an instance has (null: of the anchor
+    ``required_one``, else ``zero_or_more``), and with ``exclusive`` no value is two instances'."""
 
     name: str
     dtype: Literal["list", "str"] = "list"
     choices: list[str] | None = None
     description: str | None = None
     threshold: Share | None = None
+    cardinality: Cardinality | None = None
+    exclusive: bool = False
 
 
 class StructureForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a structure; a text is the name of one."""
+    """The fields of a structure; a text is the name of one. ``mode`` (GLiNER2.5): several instances, one for each value
+    of the field ``anchor`` (null: the first one; ``natural``), for each value that begins one (``latent``), or as the
+    model has learned them (``anchorless``)."""
 
     fields: list[str | FieldForm]
+    mode: Mode | None = None
+    anchor: str | None = None
 
 
 class RelationForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,21 +75,31 @@ Relations: TypeAlias = Seq[str] | Mapping[str, str | RelationForm]
 
 
 class AskedField(NamedTuple):
-    """``choices``: each with the place of its word in front of the text; empty: spans are wanted."""
+    """``choices``: each with the place of its word in front of the text; empty: spans are wanted. Of parts with a mode:
+    ``has_one``: an instance has at most one value; ``must_be_there``: at least one, whatever it scores; ``exclusive``:
+    no value is two instances'. ``own_threshold``: the threshold that the field names itself."""
 
     name: str
     threshold: float
     is_single: bool = False
     choices: tuple[tuple[str, int], ...] = ()
+    has_one: bool = False
+    must_be_there: bool = False
+    exclusive: bool = False
+    own_threshold: float = 0.0
 
 
 class AskedPart(NamedTuple):
-    """A structure, or with ``is_relation`` a relation, whose fields are its head and its tail."""
+    """A structure, or with ``is_relation`` a relation, whose fields are its head and its tail. ``mode``: how instances
+    are formed, whose fields have the place ``anchor``, and which have probabilities of at least ``threshold``."""
 
     name: str
     fields: tuple[AskedField, ...]
     part: SchemaPart
     is_relation: bool = False
+    mode: Mode | None = None
+    anchor: int | None = None
+    threshold: float = THRESHOLD
 
 
 class AskedSchema(NamedTuple):
@@ -98,6 +117,11 @@ class AskedSchema(NamedTuple):
         """Characters that are read with each text."""
         parts = [one.part for one in (*self.structures, *self.relations)] + [one.part for one in self.classes]
         return sum(map(len, self.words)) + sum([part.num_chars for part in parts])
+
+    @property
+    def has_modes(self) -> bool:
+        """True if a structure has a mode."""
+        return any(one.mode for one in self.structures)
 
     def parts(self, labels: CheckedLabels | None, layout: Extraction, instances: Seq[int]) -> tuple[SchemaPart, ...]:
         """As the model reads them. ``instances``: of each structure, then of each relation."""
@@ -221,6 +245,7 @@ def check_span_settings(
 
 def _schema(structures: Structures, relations: Relations, threshold: float, service: ModelService) -> AskedSchema:
     _check_counts(structures, relations, service)
+    _check_modes(structures, service)
     named = {name: _fields(name, form) for name, form in structures.items()}
     words = tuple(_choice_words(named))
     # The library takes the first word that is a choice, whatever field or name it stands for.
@@ -228,7 +253,7 @@ def _schema(structures: Structures, relations: Relations, threshold: float, serv
     for place, word in enumerate(words):
         places.setdefault(word.lower(), place)
     return AskedSchema(
-        tuple(_structure(name, fields, places, threshold) for name, fields in named.items()),
+        tuple(_structure(name, fields, places, threshold, structures[name]) for name, fields in named.items()),
         tuple(_relations(relations, threshold)),
         words,
     )
@@ -244,6 +269,43 @@ def _check_counts(structures: Structures, relations: Relations, service: ModelSe
         )
     count = sum(len(one.choices or ()) for one in fields if isinstance(one, FieldForm))
     check_readable("choices", count, 2, service, "structures")
+
+
+def _check_modes(structures: Structures, service: ModelService) -> None:
+    """Raise InvalidRequestError for modes that the model does not have, and for what goes with a mode alone."""
+    candidates = extraction_of(service).candidates
+    for name, form in structures.items():
+        mode, anchor = (form.mode, form.anchor) if isinstance(form, StructureForm) else (None, None)
+        fields = [one for one in _given(form) if isinstance(one, FieldForm)]
+        where = f"structures {name!r}"
+        if mode is not None and not (candidates and candidates.records):
+            raise InvalidRequestError(
+                f"{where} has the mode {mode!r}, and {service.name} forms no instances so: leave mode out, or ask a "
+                "GLiNER2.5 whose boundary_head has enable_records.",
+                "structures",
+            )
+        if anchor is not None and (mode != "natural" or anchor not in map(_name_of, _given(form))):
+            raise InvalidRequestError(
+                f"{where} has the anchor {anchor!r}, which has to be one of its fields, with the mode natural.",
+                "structures",
+            )
+        for one in fields:
+            if mode is None and (one.cardinality is not None or one.exclusive):
+                setting = "exclusive" if one.cardinality is None else "cardinality"
+                raise InvalidRequestError(
+                    f"The field {one.name!r} of {where} has {setting}, which goes with a mode: leave it out.",
+                    "structures",
+                )
+            if mode is not None and one.choices:
+                raise InvalidRequestError(
+                    f"The field {one.name!r} of {where} has choices, which bei does not find in structures with a "
+                    "mode: leave mode out, or choices.",
+                    "structures",
+                )
+
+
+def _name_of(field: str | FieldForm) -> str:
+    return field if isinstance(field, str) else field.name
 
 
 def first_instances(schema: AskedSchema, *, counts: bool = True) -> list[int]:
@@ -307,16 +369,32 @@ def _choice_words(structures: Mapping[str, list[FieldForm]]) -> Iterator[str]:
             yield from ["(", f"{name}:", *inner, ")"]
 
 
-def _structure(name: str, fields: list[FieldForm], places: Mapping[str, int], threshold: float) -> AskedPart:
+def _structure(
+    name: str,
+    fields: list[FieldForm],
+    places: Mapping[str, int],
+    threshold: float,
+    form: StructureForm | list[str | FieldForm],
+) -> AskedPart:
     """``places``: of words in front of the text, in lower case."""
+    mode = form.mode if isinstance(form, StructureForm) else None
+    anchor: int | None = None
+    if isinstance(form, StructureForm) and mode == "natural":
+        anchor = [one.name for one in fields].index(form.anchor) if form.anchor is not None else 0
     asked = tuple(
-        AskedField(
-            one.name,
-            threshold if one.threshold is None else one.threshold,
-            one.dtype == "str",
-            tuple((choice, places[choice.lower()]) for choice in dict.fromkeys(one.choices or ())),
+        _field(
+            AskedField(
+                one.name,
+                threshold if one.threshold is None else one.threshold,
+                one.dtype == "str",
+                tuple((choice, places[choice.lower()]) for choice in dict.fromkeys(one.choices or ())),
+                own_threshold=one.threshold or 0.0,
+            ),
+            one.cardinality or ("required_one" if place == anchor else "zero_or_more"),
+            one.exclusive,
+            has_mode=mode is not None,
         )
-        for one in fields
+        for place, one in enumerate(fields)
     )
     part = SchemaPart(
         f"structures {name!r}",
@@ -325,7 +403,20 @@ def _structure(name: str, fields: list[FieldForm], places: Mapping[str, int], th
         tuple((one.name, one.description) for one in fields if one.description is not None),
         marker="field",
     )
-    return AskedPart(name, asked, part)
+    return AskedPart(name, asked, part, mode=mode, anchor=anchor, threshold=threshold)
+
+
+def _field(asked: AskedField, cardinality: Cardinality, is_exclusive: bool, *, has_mode: bool) -> AskedField:
+    """``asked``, with what it means in a structure with a mode."""
+    if not has_mode:
+        return asked
+    has_one = cardinality in ("optional_one", "required_one")
+    return asked._replace(
+        is_single=asked.is_single or has_one,
+        has_one=has_one,
+        must_be_there=cardinality in ("required_one", "one_or_more"),
+        exclusive=is_exclusive,
+    )
 
 
 def _relations(given: Relations, threshold: float) -> Iterator[AskedPart]:

@@ -110,6 +110,10 @@ RELATION_HEAD: Mapping[str, Any] = {
 }
 
 
+# Of models that form instances: few learned ones.
+RECORD_HEAD: Mapping[str, Any] = {"enable_records": True, "record_dim": 12, "record_instance_queries": 5}
+
+
 def save_gliner25(
     folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2, offset: float = 0.0, **head: Any
 ) -> Path:
@@ -195,6 +199,10 @@ def save_gliner25(
         tensors["boundary_head.shared_pool_scorer.film_output.3.bias"] += offset
         if settings["enable_relations"]:
             tensors |= _random(_relation_modules(hidden, settings), spread)
+        if settings["enable_records"]:
+            tensors |= _random(_record_modules(hidden, width, settings), spread)
+            tensors["record_decoder.null_embed"] = torch.randn(settings["record_dim"])
+            tensors["record_decoder.instance_embed"] = torch.randn(settings["record_instance_queries"], hidden)
     return _save(folder, kind, config, tensors, {"architecture": "boundary", "boundary_head": settings})
 
 
@@ -205,6 +213,15 @@ def _relation_modules(hidden: int, settings: Mapping[str, Any]) -> dict[str, nn.
         sizes |= dict.fromkeys(("head_content_projection", "tail_content_projection"), (hidden, hidden))
         sizes |= {"relation_content_gate": (of_label, hidden), "content_linear": (2 * hidden + of_label, 1)}
     return {f"relation_scorer.{name}": nn.Linear(*size) for name, size in sizes.items()}
+
+
+def _record_modules(hidden: int, width: int, settings: Mapping[str, Any]) -> dict[str, nn.Module]:
+    projections = dict.fromkeys(("inst_proj", "field_proj", "cand_proj", "q_proj", "k_proj"), settings["record_dim"])
+    sizes = {**projections, "v_proj": hidden, "object_head": 1, "latent_seed_head": 1}
+    return {
+        "boundary_head.candidate_encoder": nn.Linear(2 * width, hidden),
+        **{f"record_decoder.{name}": nn.Linear(hidden, size) for name, size in sizes.items()},
+    }
 
 
 def _encoder_config(kind: str, encoder: Mapping[str, Any] | None) -> Any:

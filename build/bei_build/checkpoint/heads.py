@@ -48,6 +48,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "label_logits": ("zero_shot",),
     "option_logits": ("decide",),
     "relation_logits": ("extract",),
+    "record_states": ("extract",),
 }
 
 # Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no

@@ -11,13 +11,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from bei.artifact.label_layouts import Candidates, RelationPairs
+from bei.artifact.label_layouts import Candidates, Records, RelationPairs
 from bei.errors import CheckpointError
-from bei_build.spec.head_layers import BoundaryScoresSpec, SpanPairScoresSpec
+from bei_build.spec.head_layers import BoundaryScoresSpec, RecordStatesSpec, SpanPairScoresSpec
 from bei_build.spec.model_spec import HeadSpec
 from bei_build.spec.parts import DenseSpec
 
-_NAME, _RELATIONS = "boundaries", "relations"
+_NAME, _RELATIONS, _RECORDS = "boundaries", "relations", "records"
 _MOST_WIDTH, _MOST_LAYERS, _MOST_CANDIDATES = 1 << 14, 8, 1 << 14
 _MOST_ENDS, _MOST_PAIRS = 1 << 10, 1 << 12  # of a relation
 
@@ -33,6 +33,7 @@ _SUPPORTED: Mapping[str, object] = {
     "overlap_policy": "flat",
     "pair_temperature": 1.0,
     "relation_temperature": 1.0,
+    "record_temperature": 1.0,
     "classification_temperature": 1.0,
 }
 DEFAULTS: Mapping[str, Any] = {
@@ -67,6 +68,10 @@ DEFAULTS: Mapping[str, Any] = {
     "relation_argument_proposal_threshold": 0.0,
     "directional_relation_states": False,
     "relation_biaffine_content": False,
+    "enable_records": True,
+    "record_temperature": 1.0,
+    "record_dim": 128,
+    "record_instance_queries": 32,
 }
 
 
@@ -97,17 +102,21 @@ def scores(config: Any) -> tuple[HeadSpec, ...]:
         DenseSpec("label_scores.0", hidden, 2 * hidden, activation="relu"),
         DenseSpec("label_scores.1", 2 * hidden, 1),
     )
-    outputs = HeadSpec("span_logits", token_layers=(layer,)), HeadSpec("label_logits", token_layers=classifier)
-    if not settings["enable_relations"]:
-        return outputs
-    pairs = SpanPairScoresSpec(
-        _RELATIONS,
-        hidden,
-        _number(settings, "relation_pair_cap", 1, _MOST_PAIRS),
-        bool(settings["directional_relation_states"]),
-        bool(settings["relation_biaffine_content"]),
-    )
-    return *outputs, HeadSpec("relation_logits", token_layers=(pairs,))
+    outputs = [HeadSpec("span_logits", token_layers=(layer,)), HeadSpec("label_logits", token_layers=classifier)]
+    if settings["enable_relations"]:
+        pairs = SpanPairScoresSpec(
+            _RELATIONS,
+            hidden,
+            _number(settings, "relation_pair_cap", 1, _MOST_PAIRS),
+            bool(settings["directional_relation_states"]),
+            bool(settings["relation_biaffine_content"]),
+        )
+        outputs.append(HeadSpec("relation_logits", token_layers=(pairs,)))
+    if settings["enable_records"]:
+        records = _records(settings)
+        states = RecordStatesSpec(_RECORDS, hidden, layer, records.width, records.num_queries)
+        outputs.append(HeadSpec("record_states", token_layers=(states,)))
+    return tuple(outputs)
 
 
 def candidates_of(config: Any) -> Candidates:
@@ -120,6 +129,14 @@ def candidates_of(config: Any) -> Candidates:
         least_per_label=_number(settings, "min_pool_per_query", 0, size),
         absent_above=_share(settings, "abstention_threshold", 1.0),
         relations=_relations(settings) if settings["enable_relations"] else UNSET,
+        records=_records(settings) if settings["enable_records"] else UNSET,
+    )
+
+
+def _records(settings: Mapping[str, Any]) -> Records:
+    return Records(
+        width=_number(settings, "record_dim", 1, _MOST_ENDS),
+        num_queries=_number(settings, "record_instance_queries", 1, _MOST_ENDS),
     )
 
 
@@ -209,6 +226,8 @@ def _weights() -> dict[str, str | tuple[str, ...]]:
         }
     found: dict[str, str | tuple[str, ...]] = {f"{_NAME}.{ours}": theirs for ours, theirs in names.items()}
     found |= {f"{_RELATIONS}.{ours}": f"relation_scorer.{theirs}" for ours, theirs in _OF_RELATIONS.items()}
+    found |= {f"{_RECORDS}.{ours}": f"record_decoder.{theirs}" for ours, theirs in _OF_RECORDS.items()}
+    found[f"{_RECORDS}.encoder"] = "boundary_head.candidate_encoder"
     # A ReLU stands between the two, and dropout if there is any.
     return found | {"label_scores.0": "classifier.0", "label_scores.1": ("classifier.3", "classifier.2")}
 
@@ -220,6 +239,18 @@ _OF_RELATIONS: Mapping[str, str] = {
     "tail": "tail_content_projection",
     "gate": "relation_content_gate",
     "content": "content_linear",
+}
+_OF_RECORDS: Mapping[str, str] = {
+    "instance": "inst_proj",
+    "field": "field_proj",
+    "candidate": "cand_proj",
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "object": "object_head",
+    "seed": "latent_seed_head",
+    "nothing": "null_embed",
+    "queries": "instance_embed",
 }
 WEIGHTS: Mapping[str, str | tuple[str, ...]] = _weights()
 # Of one task each, of training, and of pools by query.

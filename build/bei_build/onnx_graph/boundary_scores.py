@@ -7,7 +7,6 @@ numbers of pairs are computed a quarter at a time, so that a step never holds al
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
@@ -16,19 +15,15 @@ from bei.core import EXTRAS
 from bei.engine.boundaries import DIGIT, NOWHERE, boundary_columns
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.boundary_states import BoundaryStates
-from bei_build.onnx_graph.writer import GraphWriter
-from bei_build.spec.dtypes import DType, FloatArray
+from bei_build.spec.dtypes import DType
 from bei_build.spec.head_layers import BoundaryScoresSpec
 
 _PARTS = 4
 _LOWEST = -3e4  # of a boundary that no sequence has
 
 
-def emit_boundary_scores(
-    graph: GraphWriter, read: Callable[[str], FloatArray], value: str, layer: BoundaryScoresSpec, name: str
-) -> str:
-    """From token states ``value`` [T, width] to rows [T, (C + 1) * columns], in the graph's type."""
-    states = BoundaryStates(graph, read, value, layer, name)
+def emit_boundary_scores(states: BoundaryStates, layer: BoundaryScoresSpec) -> str:
+    """From token states, of which ``states`` are, to rows [T, (C + 1) * columns], in the graph's type."""
     return _Pairs(states, layer).emit()
 
 

@@ -49,6 +49,11 @@ class BoundaryStates:
     def _label_slots(self) -> str:
         return self.graph.input("label_slots", DType.INT32, ["B", "C"])
 
+    @property
+    def states(self) -> str:
+        """The states of boundaries, flat [B * N, boundary_width]."""
+        return self._states
+
     def read(self, weight: str) -> FloatArray:
         """One of the layer's weights."""
         return self._read(f"{self._layer.name}.{weight}")

@@ -14,10 +14,12 @@ import numpy as np
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention_pool import emit_attention_pool
 from bei_build.onnx_graph.boundary_scores import emit_boundary_scores
+from bei_build.onnx_graph.boundary_states import BoundaryStates
 from bei_build.onnx_graph.label_scores import emit_label_scores
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.likelihood import emit_likelihood
 from bei_build.onnx_graph.pair_scores import emit_pair_scores
+from bei_build.onnx_graph.record_states import emit_record_states
 from bei_build.onnx_graph.relation_scores import emit_relation_scores
 from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
@@ -32,6 +34,7 @@ from bei_build.spec.head_layers import (
     LabelScoresSpec,
     LikelihoodSpec,
     MeanRowsSpec,
+    RecordStatesSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
     SpanPairScoresSpec,
@@ -61,6 +64,7 @@ class HeadEmitter:
         self._hidden = hidden
         self._spec = spec
         self._pooled: dict[str, _PoolingEmitter] = {}
+        self._boundaries: dict[str, BoundaryStates] = {}
 
     def emit(self, head: HeadSpec) -> str:
         """Output of a head, FP32 [B, width]; without pooling [T, width]."""
@@ -185,12 +189,21 @@ class HeadEmitter:
         if isinstance(layer, RelationScoresSpec):
             return emit_relation_scores(graph, self._read, value, layer, name)
         if isinstance(layer, BoundaryScoresSpec):
-            return emit_boundary_scores(graph, self._read, value, layer, name)
+            return emit_boundary_scores(self._boundary_states(layer, value, name), layer)
+        if isinstance(layer, RecordStatesSpec):
+            states = self._boundary_states(layer.boundaries, value, name)
+            return emit_record_states(states, self._read, value, layer, name)
         if isinstance(layer, SpanPairScoresSpec):
             return emit_pair_scores(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # the eps of torch.nn.functional.normalize
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)
+
+    def _boundary_states(self, layer: BoundaryScoresSpec, value: str, name: str) -> BoundaryStates:
+        """The states of ``layer``, which several heads read."""
+        if layer.name not in self._boundaries:
+            self._boundaries[layer.name] = BoundaryStates(self._graph, self._read, value, layer, name)
+        return self._boundaries[layer.name]
 
 
 class _PoolingEmitter:

@@ -19,6 +19,7 @@ from bei_build.spec.head_layers import (
     LabelScoresSpec,
     LikelihoodSpec,
     MeanRowsSpec,
+    RecordStatesSpec,
     RelationScoresSpec,
     SpanPairScoresSpec,
     SpanScoresSpec,
@@ -129,6 +130,9 @@ def _head_layer_flops(layer: object) -> int:
         return 2 * (of_word + layer.most * of_pair)
     if isinstance(layer, SpanPairScoresSpec):
         return 0  # a text without relations has one pair, whatever its length
+    if isinstance(layer, RecordStatesSpec):
+        of_labels = layer.record_width + 2 * layer.num_queries + 1
+        return 2 * ((layer.columns - of_labels) * layer.boundaries.boundary_width + of_labels * layer.width)
     if isinstance(layer, SpanScoresSpec | WordScoresSpec):
         # As for one label, with every token a word; each further label costs its products with the spans or words.
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from bei.core import EXTRAS
+from bei.core import EXTRAS, record_columns
 from bei_build.spec.parts import (
     Activation,
     ActivationSpec,
@@ -194,6 +194,32 @@ class BoundaryScoresSpec:
 
 
 @dataclass(frozen=True)
+class RecordStatesSpec:
+    """What instances of structures are formed from (GLiNER2.5, the ``RecordHead`` of gliner2's code): of the states of
+    ``boundaries``, whose head stands in front, and of labels the columns of ``bei.engine.record_columns``.
+
+    A candidate is encoder([start, end]). As an instance it is instance(c), compared with others' fields as
+    candidate(c), with those of label l as instance + field(l); seed(c) scores it as the seed of an instance. Each of
+    ``num_queries`` learned ``queries`` q reads the values value(c) of all candidates, by the products of query(q) and
+    key(c), which added to q are an instance, scored by ``object``. ``nothing`` stands for no value.
+
+    Its weights are the linear layers ``{name}.{encoder|instance|field|candidate|query|key|value|object|seed}``, the
+    vector ``{name}.nothing`` and ``{name}.queries``.
+    """
+
+    name: str
+    width: int
+    boundaries: BoundaryScoresSpec
+    record_width: int
+    num_queries: int
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a row."""
+        return record_columns(self.record_width, self.num_queries)[1]
+
+
+@dataclass(frozen=True)
 class SpanPairScoresSpec:
     """Scores of pairs of spans, a head and a tail, for relations (GLiNER2.5, the ``SparseRelationScorer`` of gliner2's
     code). ``bei.engine.span_pairs`` names the pairs; a row holds the scores of ``most`` of them.
@@ -333,6 +359,7 @@ HeadLayer: TypeAlias = (
     | RelationScoresSpec
     | BoundaryScoresSpec
     | SpanPairScoresSpec
+    | RecordStatesSpec
     | LikelihoodSpec
     | LabelScoresSpec
 )

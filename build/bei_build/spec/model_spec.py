@@ -21,6 +21,7 @@ from bei_build.spec.head_layers import (
     JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
+    RecordStatesSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
     SpanPairScoresSpec,
@@ -55,18 +56,19 @@ from bei_build.spec.weight_shapes import (
     linear_weights,
     norm_weights,
     pair_scores_weights,
+    record_states_weights,
     relation_scores_weights,
     shared_attention_weights,
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last ten) a row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last eleven) a row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, by parts of spans, or by the second entities of pairs: the
 # dimension is that of one label.
 # "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
 # token's probability behind those in front of it. "label_logits": the score of each token as a label's.
 # "option_logits": that of each token as an option's marker. "relation_logits": scores of pairs of spans that a request
-# names, as many in each row.
+# names, as many in each row. "record_states": of what instances of structures are formed.
 # "image_features": of an image tower, the rows that a decoder reads in the place of word rows.
 Output = Literal[
     "embedding",
@@ -81,6 +83,7 @@ Output = Literal[
     "label_logits",
     "option_logits",
     "relation_logits",
+    "record_states",
     "image_features",
 ]
 
@@ -252,6 +255,8 @@ def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
         yield from boundary_scores_weights(layer)
     elif isinstance(layer, SpanPairScoresSpec):
         yield from pair_scores_weights(layer)
+    elif isinstance(layer, RecordStatesSpec):
+        yield from record_states_weights(layer)
     elif isinstance(layer, LabelScoresSpec):
         yield from label_scores_weights(layer)
     elif isinstance(layer, LikelihoodSpec):
@@ -269,6 +274,7 @@ _OF_LABELS = (
     RelationScoresSpec,
     BoundaryScoresSpec,
     SpanPairScoresSpec,
+    RecordStatesSpec,
     LikelihoodSpec,
     LabelScoresSpec,
 )

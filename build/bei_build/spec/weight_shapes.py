@@ -10,6 +10,7 @@ from bei_build.spec.head_layers import (
     BoundaryScoresSpec,
     CountingSpec,
     LabelScoresSpec,
+    RecordStatesSpec,
     RelationScoresSpec,
     SpanPairScoresSpec,
     SpanScoresSpec,
@@ -187,6 +188,21 @@ def pair_scores_weights(layer: SpanPairScoresSpec) -> Iterator[tuple[str, Shape]
         matrices |= {"gate": (width, of_label), "content": (1, 2 * width + of_label)}
     for part, (leaving, entering) in matrices.items():
         yield from linear_weights(f"{layer.name}.{part}", leaving, entering, bias=True)
+
+
+def record_states_weights(layer: RecordStatesSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head from whose output instances are formed."""
+    hidden, width = layer.width, layer.record_width
+    matrices = {
+        "encoder": (hidden, 2 * layer.boundaries.boundary_width),
+        **dict.fromkeys(("instance", "field", "candidate", "query", "key"), (width, hidden)),
+        "value": (hidden, hidden),
+        **dict.fromkeys(("object", "seed"), (1, hidden)),
+    }
+    for part, (leaving, entering) in matrices.items():
+        yield from linear_weights(f"{layer.name}.{part}", leaving, entering, bias=True)
+    yield f"{layer.name}.nothing", (width,)
+    yield f"{layer.name}.queries", (layer.num_queries, hidden)
 
 
 def _recurrent_weights(name: str, width: int, num_layers: int) -> Iterator[tuple[str, Shape]]:

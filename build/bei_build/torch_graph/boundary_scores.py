@@ -86,6 +86,13 @@ class BoundaryScores(nn.Module):
         ]
         return self._output(torch.cat([compat, scores], dim=-1), sides, self.absent(labels).transpose(1, 2), step)
 
+    def states(self, value: Tensor, step: PackedStep) -> Tensor:
+        """The states of boundaries, [B, N, boundary_width], for token states ``value``."""
+        tokens = torch.cat([value, self.bos[None], self.eos[None]])
+        ids = step["boundary_ids"].long()
+        left, right = (tokens[step[f"boundary_{side}"].long()] for side in ("left", "right"))
+        return self._states(left, right, ids < step["boundary_counts"].long()[:, None], ids)
+
     def _output(
         self, pairs: Tensor, sides: Sequence[tuple[Tensor, Tensor]], absent: Tensor, step: PackedStep
     ) -> Tensor:

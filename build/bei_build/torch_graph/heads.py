@@ -23,6 +23,7 @@ from bei_build.spec.head_layers import (
     LabelScoresSpec,
     LikelihoodSpec,
     MeanRowsSpec,
+    RecordStatesSpec,
     RelationScoresSpec,
     ScaledTanhSpec,
     SpanPairScoresSpec,
@@ -41,6 +42,7 @@ from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.pair_scores import PairScores
 from bei_build.torch_graph.parameters import Linear, TensorOptions
+from bei_build.torch_graph.record_states import RecordStates
 from bei_build.torch_graph.relation_scores import RelationScores
 from bei_build.torch_graph.scaled_tanh import ScaledTanh
 from bei_build.torch_graph.span_scores import SpanScores, WordScores
@@ -54,6 +56,7 @@ _READS: dict[Pooling, tuple[str, ...]] = {
     "max": ("cu_query_lens",),
     "weighted_mean": ("cu_query_lens", "position_ids"),
 }
+_READ_STEPS = (SpanScores, WordScores, RelationScores, BoundaryScores, PairScores, RecordStates)
 _MARKS = {"last_marked", "first_marked", "largest_id"}
 
 
@@ -81,7 +84,7 @@ class _Layer:
             value = value.float()
         if isinstance(self.spec, DenseSpec):
             return self._dense(self.spec, value)
-        if isinstance(self.module, SpanScores | WordScores | RelationScores | BoundaryScores | PairScores):
+        if isinstance(self.module, _READ_STEPS):
             return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
@@ -204,6 +207,10 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = BoundaryScores(layer, options)
     elif isinstance(layer, SpanPairScoresSpec):
         module = PairScores(layer, options)
+    elif isinstance(layer, RecordStatesSpec):
+        boundaries = model.get_submodule(layer.boundaries.name)
+        assert isinstance(boundaries, BoundaryScores)  # of the head in front
+        module = RecordStates(layer, boundaries, options)
     elif isinstance(layer, LabelScoresSpec):
         module = LabelScores(layer, options)
     elif isinstance(layer, LikelihoodSpec):

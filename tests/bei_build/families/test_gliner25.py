@@ -22,7 +22,7 @@ from bei_build.families import gliner2_boundary
 from tests.bei_build.families.test_gliner import LABELS, PARTS, TEXT
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
-from tests.support.gliner2_models import BOUNDARY_HEAD, RELATION_HEAD, save_gliner25
+from tests.support.gliner2_models import BOUNDARY_HEAD, RECORD_HEAD, RELATION_HEAD, save_gliner25
 
 
 def built(folder: Path, kind: str = "deberta-v2", **head: Any) -> Artifact:
@@ -99,6 +99,8 @@ def test_relations_are_refused_by_name_where_nothing_scores_them(model: Model) -
         ({"pair_temperature": 2.0}, "pair_temperature = 2.0"),
         ({"relation_temperature": 0.5}, "relation_temperature = 0.5"),
         ({"enable_relations": True, "relation_pair_cap": 0}, "relation_pair_cap = 0"),
+        ({"record_temperature": 0.5}, "record_temperature = 0.5"),
+        ({"enable_records": True, "record_dim": 0}, "record_dim = 0"),
         ({"enable_abstention": False}, "enable_abstention = False"),
         ({"pool_size": 0}, "pool_size = 0"),
         ({"boundary_attention_heads": 3}, "boundary_attention_heads do not divide"),
@@ -117,11 +119,11 @@ def test_models_that_are_computed_otherwise_are_refused(tmp_path: Path, head: An
 @needs_bf16
 def test_bf16_is_certified_where_few_spans_are_found(tmp_path: Path) -> None:
     """Where most pairs are found, a start or an end at the edge of the chosen ones is another in BF16."""
-    head: Any = {**RELATION_HEAD, "pool_boundary_top_k": 32, "pool_size": 192, "min_pool_per_query": 8}
+    head: Any = {**RELATION_HEAD, **RECORD_HEAD, "pool_boundary_top_k": 32, "pool_size": 192, "min_pool_per_query": 8}
     folder = save_gliner25(tmp_path / "checkpoint", spread=0.1, offset=-1.0, **head)
     certificate = build_artifact(folder, tmp_path / "artifact", precision="bf16").certificate
     assert certificate.passed
-    assert [one.output for one in certificate.outputs] == ["span_logits", "label_logits", "relation_logits"]
+    assert [one.output for one in certificate.outputs[2:]] == ["relation_logits", "record_states"]
     assert certificate.outputs[0].score_difference is not None
     assert 1e-4 < certificate.outputs[0].score_difference < 0.01
 
@@ -132,8 +134,8 @@ def test_settings_that_a_config_lacks_are_the_gliner2_librarys() -> None:
     assert {name: getattr(configuration.BoundaryHeadSettings(), name) for name in defaults} == defaults
 
 
-def test_tensors_of_records_change_nothing(tmp_path: Path, model: Model) -> None:
-    folder = save_gliner25(tmp_path / "checkpoint", enable_records=True)
+def test_tensors_of_records_that_are_not_enabled_change_nothing(tmp_path: Path, model: Model) -> None:
+    folder = save_gliner25(tmp_path / "checkpoint")
     tensors = load_file(folder / "model.safetensors")
     others = ("record_decoder.inst_proj.weight", "boundary_head.candidate_encoder.weight")
     save_file({**tensors, **{name: torch.ones(4, 4) for name in others}}, folder / "model.safetensors")
