@@ -39,8 +39,9 @@ _MOST_URGENT_CHARS = 1 << 19
 _INLINE_CHARS = 512
 
 # An engine on the CPU has a thread on every core, and its step ends with the last of them: beside a thread that decodes
-# images, steps took twice their time. With this niceness such a thread has a quarter of a contended core.
-_BULK_NICENESS = 5
+# images, steps took twice their time. With this niceness such a thread has a tenth of a contended core; with much less
+# it would hold the interpreter's lock for too long where it is interrupted.
+_BULK_NICENESS = 10
 
 OnEncoded = Callable[[int, list[Encoding]], None]
 # Called with the place of the input that failed; of a chunk that fails as a whole, the place of its first input.
