@@ -17,7 +17,7 @@ from bei.engine.record_columns import candidate_rows, label_rows
 from bei.engine.words import num_words
 from bei.errors import InvalidRequestError
 from bei.tasks import span_choice
-from bei.tasks.candidate_spans import chosen_of, in_pool
+from bei.tasks.candidate_spans import chosen_of, ranked
 from bei.tasks.extract_labels import CheckedLabels
 from bei.tasks.record_instances import Formed, formed
 from bei.tasks.schema_forms import ENDS, AskedField, AskedPart, AskedSchema
@@ -26,8 +26,9 @@ from bei.tasks.span_choice import Candidates, check_candidates
 
 
 class _Window(NamedTuple):
-    """The candidates of a window: their first words, and the words behind them, with those in front of the text
-    [C, 2], and their scores for all labels [labels, C]; the numbers of the window's words in the text."""
+    """The candidates of a window, in the order of the pool: their first words, and the words behind them, with those in
+    front of the text [C, 2], and their scores for all labels [labels, C]; the numbers of the window's words in the
+    text."""
 
     spans: npt.NDArray[np.int64]
     logits: Float32Array
@@ -71,6 +72,8 @@ class RecordReader:
                 continue
             anchors = None if part.anchor is None else window.logits[own][part.anchor]
             instances = formed(part, anchors, candidates, label_rows(rows, types, own, self._records))
+            if part.anchor is not None:
+                instances = _in_order_of_text(instances, part.anchor, window)
             records = found.records.setdefault(place, [])
             for one in instances:
                 found.num_candidates += sum(map(len, one.values))
@@ -79,7 +82,7 @@ class RecordReader:
                     records.append((words.start, record))
 
     def _window(self, pairs: Pairs, words: range) -> _Window:
-        starts, ends = np.nonzero(in_pool(pairs, self._pool))
+        starts, ends = ranked(pairs, self._pool)
         spans = np.stack([pairs.starts[starts], pairs.ends[ends]], axis=1)
         return _Window(spans, pairs.scores[:, starts, ends], words)
 
@@ -115,3 +118,8 @@ class RecordReader:
             if (asked.must_be_there or own >= threshold) and score >= asked.own_threshold:
                 candidates[window.words.start + first, window.words.start + behind - 1, 0] = score
         return values_chosen(chosen_of(candidates, flat=self._flat), is_single=asked.is_single)
+
+
+def _in_order_of_text(instances: list[Formed], anchor: int, window: _Window) -> list[Formed]:
+    """``instances`` by the spans of their anchors."""
+    return sorted(instances, key=lambda one: window.spans[one.values[anchor][0][0]].tolist())

@@ -126,11 +126,17 @@ def in_text(chosen: Iterable[tuple[int, int, int, float]]) -> Iterator[tuple[int
 
 
 def in_pool(pairs: Pairs, pool: Pool) -> npt.NDArray[np.bool_]:
-    """Which ``pairs`` are candidates, [S, E]: the best of each label, then the best of all."""
-    is_span = pairs.is_span
-    if np.count_nonzero(is_span) <= pool.pool_size:
-        return is_span
-    starts, ends = np.nonzero(is_span)  # in the order of starts and ends, in which equal ones are ranked
+    """Which ``pairs`` are candidates, [S, E]."""
+    if np.count_nonzero(pairs.is_span) <= pool.pool_size:
+        return pairs.is_span
+    chosen = np.zeros_like(pairs.is_span)
+    chosen[ranked(pairs, pool)] = True
+    return chosen
+
+
+def ranked(pairs: Pairs, pool: Pool) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The starts and ends of the candidates among ``pairs``: the best of each label, then the best of all."""
+    starts, ends = np.nonzero(pairs.is_span)  # in the order of starts and ends, in which equal ones are ranked
     compat = pairs.compat[starts, ends]
     ranks = compat + pairs.start_scores.max(axis=0)[starts] + pairs.end_scores.max(axis=0)[ends]
     by_label = pairs.start_scores[:, starts] + pairs.end_scores[:, ends] + compat
@@ -138,6 +144,4 @@ def in_pool(pairs: Pairs, pool: Pool) -> npt.NDArray[np.bool_]:
     reserved = np.broadcast_to(_RESERVED + np.arange(best.shape[1], 0, -1, dtype=np.float32), best.shape)
     np.maximum.at(ranks, best, reserved)
     kept = np.argsort(-ranks, kind="stable")[: pool.pool_size]
-    chosen = np.zeros_like(is_span)
-    chosen[starts[kept], ends[kept]] = True
-    return chosen
+    return starts[kept], ends[kept]

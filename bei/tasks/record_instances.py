@@ -3,7 +3,6 @@ and ``decode_group``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, TypeAlias
 
@@ -46,10 +45,11 @@ class _Instances(NamedTuple):
 
 
 def formed(part: AskedPart, anchors: Float32Array | None, candidates: CandidateRows, labels: LabelRows) -> list[Formed]:
-    """The instances of ``part`` among ``candidates``. ``anchors`` [C]: their scores as values of its anchor. Raises
-    InvalidRequestError for more than ``MOST_CANDIDATES`` values, and for too many instances with exclusive fields."""
+    """The instances of ``part`` among ``candidates``, best first; equal ones are ranked as the candidates, which are in
+    the order of the pool. ``anchors`` [C]: their scores as values of its anchor. Raises InvalidRequestError for more
+    than ``MOST_CANDIDATES`` values, and for too many instances with exclusive fields."""
     every = _learned(candidates, labels) if part.mode == "anchorless" else _of_candidates(anchors, candidates, labels)
-    scores = apply_function(every.scores, "sigmoid")
+    scores = _probabilities(every.scores)
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] >= part.threshold]
     if not len(order) or not len(candidates.seed):
@@ -68,9 +68,7 @@ def formed(part: AskedPart, anchors: Float32Array | None, candidates: CandidateR
     rows = zip(order.tolist(), zip(*columns, strict=True), strict=True)
     found = [Formed(float(scores[place]), row) for place, row in rows]
     found = [one for one in found if any(one.values)]
-    if part.anchor is None:
-        return _without_equal(found)
-    return [found[place] for place in _by_anchor(found, part.anchor)]
+    return found if part.mode == "natural" else _without_equal(found)
 
 
 def _check_exclusive(part: AskedPart, num_instances: int) -> None:
@@ -104,6 +102,14 @@ def _learned(candidates: CandidateRows, labels: LabelRows) -> _Instances:
     )
 
 
+def _probabilities(logits: Float32Array) -> Float32Array:
+    """The sigmoid, computed in 32 bits: near 1 the same logits have equal ones as in the library, which ranks them by
+    their places."""
+    with np.errstate(over="ignore"):
+        found: Float32Array = np.reciprocal(1 + np.exp(-logits))
+    return found
+
+
 def _anchors(order: npt.NDArray[np.intp], scores: Float32Array) -> list[tuple[tuple[int, float], ...]]:
     return [((int(place), float(scores[place])),) for place in order]
 
@@ -119,7 +125,7 @@ def _values(asked: AskedField, logits: Float32Array, threshold: float) -> list[t
             else ()
             for place, row in zip(chosen, shares, strict=True)
         ]
-    scores = apply_function(logits[:, 1:], "sigmoid")
+    scores = _probabilities(logits[:, 1:])
     is_chosen = scores >= threshold
     if asked.exclusive:  # each candidate is the instance's that scores it highest
         is_chosen &= np.arange(len(scores))[:, None] == scores.argmax(axis=0)
@@ -137,49 +143,54 @@ def _best_of_each(asked: AskedField, logits: Float32Array) -> list[int]:
 
 def _shared_out(asked: AskedField, logits: Float32Array) -> list[int]:
     """The candidate of each instance, each of at most one, so that the product of their probabilities is largest; -1:
-    none."""
-    shares = np.maximum(apply_function(logits, "softmax"), _EPS)
-    costs = -np.log(shares.astype(np.float64))
+    none. A probability below FP32's epsilon counts as that, so many sums are equal, and costs have 32 bits as in the
+    library, so that equal ones are equal there too."""
+    costs: Float32Array = -np.log(np.maximum(apply_function(logits, "softmax"), _EPS))
     own = costs[:, 1:]
     nothing = np.full(len(own), own.max() + _UNWANTED) if asked.must_be_there else costs[:, 0]
-    absent = np.full((len(own), len(own)), max(own.max(), nothing.max()) + _IMPOSSIBLE)
+    absent = np.full((len(own), len(own)), max(own.max(), nothing.max()) + _IMPOSSIBLE, np.float32)
     np.fill_diagonal(absent, nothing)
+    every = np.concatenate([own, absent], axis=1).astype(np.float64)
+    rank = np.finfo(np.float64).eps * max(float(every.max()), 1.0)
     count = own.shape[1]
-    return [place if place < count else -1 for place in assignment(np.concatenate([own, absent], axis=1))]
+    places = np.arange(every.size, dtype=np.float64).reshape(every.shape)
+    return [place if place < count else -1 for place in assignment(every + rank * places)]
 
 
 def assignment(costs: npt.NDArray[np.float64]) -> list[int]:
     """Of each row a column, no two the same, so that the sum of ``costs`` is least; there are as many columns as rows,
-    or more (the Hungarian method with shortest augmenting paths). Of equal sums that of the first columns is taken, as
-    far as a rounding tells."""
+    or more. Of equal sums the one that scipy's ``linear_sum_assignment`` takes, with which the library shares values
+    out: the Hungarian method with shortest augmenting paths, which looks at columns from the last one on."""
     num_rows, num_columns = costs.shape
-    costs = costs + np.finfo(np.float64).eps * max(float(np.abs(costs).max()), 1.0) * np.arange(costs.size).reshape(
-        costs.shape
-    )
     of_rows, of_columns = np.zeros(num_rows), np.zeros(num_columns)
-    owners = np.full(num_columns, -1)
+    found, owners = np.full(num_rows, -1), np.full(num_columns, -1)
     for first in range(num_rows):
         distances, before = np.full(num_columns, np.inf), np.full(num_columns, -1)
-        is_done, row, column = np.zeros(num_columns, np.bool_), first, -1
+        left = np.arange(num_columns)[::-1].copy()
+        done, row, least = [], first, 0.0
         while True:
-            through = costs[row] - of_rows[row] - of_columns
-            is_nearer = ~is_done & (through < distances)
-            distances[is_nearer], before[is_nearer] = through[is_nearer], column
-            nearest = int(np.where(is_done, np.inf, distances).argmin())
-            step = distances[nearest]
-            of_rows[first] += step
-            of_rows[owners[is_done]] += step
-            of_columns[is_done] -= step
-            distances[~is_done] -= step
-            is_done[nearest], column = True, nearest
-            if owners[nearest] < 0:
+            through = least + costs[row, left] - of_rows[row] - of_columns[left]
+            is_nearer = through < distances[left]
+            distances[left[is_nearer]], before[left[is_nearer]] = through[is_nearer], row
+            least = distances[left].min()
+            nearest = np.flatnonzero(distances[left] == least)
+            free = nearest[owners[left[nearest]] < 0]
+            place = free[-1] if len(free) else nearest[0]
+            column = int(left[place])
+            left[place] = left[-1]
+            left = left[:-1]
+            done.append(column)
+            if owners[column] < 0:
                 break
-            row = int(owners[nearest])
-        while column >= 0:
-            owners[column] = owners[before[column]] if before[column] >= 0 else first
-            column = int(before[column])
-    found = np.full(num_rows, -1)
-    found[owners[owners >= 0]] = np.flatnonzero(owners >= 0)
+            row = int(owners[column])
+        steps = least - distances[done]
+        of_rows[first] += least
+        of_rows[owners[done[:-1]]] += steps[:-1]
+        of_columns[done] -= steps
+        while column >= 0:  # the first row had none
+            row = int(before[column])
+            owners[column] = row
+            found[row], column = column, int(found[row])
     result: list[int] = found.tolist()
     return result
 
@@ -192,8 +203,3 @@ def _without_equal(found: Seq[Formed]) -> list[Formed]:
         if key not in best or one.score > best[key].score:
             best[key] = one
     return [*best.values()]
-
-
-def _by_anchor(found: Seq[Formed], anchor: int) -> Iterator[int]:
-    """The places of instances in the order of their anchors' candidates."""
-    yield from sorted(range(len(found)), key=lambda place: found[place].values[anchor][0][0])

@@ -15,7 +15,7 @@ from bei.core import EXTRAS, Encoding, Float32Array
 from bei.engine.boundaries import DIGIT, Pairs
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
-from bei.tasks.candidate_spans import CandidateReader, in_pool
+from bei.tasks.candidate_spans import CandidateReader, in_pool, ranked
 from bei.tasks.extract_labels import CheckedLabels
 from bei.tasks.schema_forms import AskedField, AskedPart, AskedSchema
 from bei.tasks.schema_spans import Found, RawValue
@@ -77,6 +77,7 @@ def test_candidates_are_the_best_of_each_label_then_the_best_of_all(
             rank[span] = max(rank[span], 5000.0 + pool.least_per_label - place)
     wanted = sorted(spans, key=lambda span: (-rank[span], span))[:pool_size]
     assert sorted(map(tuple, np.argwhere(in_pool(given_pairs, pool)).tolist())) == sorted(wanted)
+    assert [*zip(*(side.tolist() for side in ranked(given_pairs, pool)), strict=True)] == wanted
 
 
 @given(

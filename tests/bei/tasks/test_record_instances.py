@@ -31,6 +31,13 @@ def test_an_assignment_has_the_least_sum(seed: int, num_rows: int, more: int) ->
     assert costs[range(num_rows), found].sum() == min(costs[range(num_rows), columns].sum() for columns in every)
 
 
+@given(seed=st.integers(0, 1000), num_rows=st.integers(1, 9), more=st.integers(0, 6), kinds=st.integers(1, 3))
+def test_of_equal_sums_scipys_assignment_is_taken(seed: int, num_rows: int, more: int, kinds: int) -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    costs = np.random.default_rng(seed).integers(0, kinds, (num_rows, num_rows + more)).astype(np.float64)
+    assert assignment(costs) == optimize.linear_sum_assignment(costs)[1].tolist()
+
+
 def part(*fields: AskedField, **settings: Any) -> AskedPart:
     return AskedPart("a", fields, SchemaPart("structures 'a'", "a", tuple(one.name for one in fields)), **settings)
 
@@ -51,13 +58,13 @@ def labels(num_fields: int, width: int) -> LabelRows:
     return LabelRows(np.zeros((num_fields, width), np.float32), nothing, nothing[:, 0], np.zeros(1, np.float32))
 
 
-def test_each_value_of_an_anchor_is_an_instance_in_the_order_of_the_text() -> None:
+def test_each_value_of_an_anchor_is_an_instance_the_best_first() -> None:
     candidates, own = of_scores([[0, 9, 0], [0, 0, 0], [0, 0, 5]], [-9, -9, -9])
     asked = part(ONE, LIST, mode="natural", anchor=0, threshold=0.6)
     found = formed(asked, np.array([1.0, -5.0, 3.0], np.float32), candidates, own)
-    assert [one.values[0][0][0] for one in found] == [0, 2]
-    assert [[place for place, _ in one.values[1]] for one in found] == [[1], [2]]
-    assert [one.score for one in found] == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-3))])
+    assert [one.values[0][0][0] for one in found] == [2, 0]
+    assert [[place for place, _ in one.values[1]] for one in found] == [[2], [1]]
+    assert [one.score for one in found] == pytest.approx([1 / (1 + np.exp(-3)), 1 / (1 + np.exp(-1))])
 
 
 def test_exclusive_fields_give_each_value_to_one_instance() -> None:
@@ -73,6 +80,13 @@ def test_a_list_that_is_exclusive_has_the_values_that_score_highest_in_its_insta
     field = LIST._replace(exclusive=True)
     found = formed(part(field, field, mode="latent", threshold=0.6), None, candidates, own)
     assert [[place for place, _ in one.values[0]] for one in found] == [[1], [0]]
+
+
+def test_near_one_probabilities_are_equal_and_the_first_instance_has_the_value() -> None:
+    candidates, own = of_scores([[16.7, 0], [16.9, 0]], [2, 1])
+    field = LIST._replace(exclusive=True)
+    found = formed(part(field, LIST, mode="latent", threshold=0.6), None, candidates, own)
+    assert [[place for place, _ in one.values[0]] for one in found] == [[0], []]
 
 
 def test_of_equal_instances_the_best_is_left() -> None:
@@ -101,6 +115,8 @@ def test_instances_are_those_of_the_gliner2_librarys_decoder_for_the_same_scores
         asked = part(*fields, mode=mode, anchor=0 if mode == "natural" else None, threshold=threshold)
         candidates, own, anchors = random_rows(rng, len(fields))
         found = formed(asked, anchors if mode == "natural" else None, candidates, own)
+        if mode == "natural":  # the library's are in the order of the text
+            found.sort(key=lambda one: one.values[0][0][0])
         expected = of_library(asked, anchors, candidates, own)
         assert [[[place for place, _ in values] for values in one.values] for one in found] == [
             [[place for place, _ in values] for values in one.values] for one in expected
