@@ -150,11 +150,15 @@ def _shared_out(asked: AskedField, logits: Float32Array) -> list[int]:
     nothing = np.full(len(own), own.max() + _UNWANTED) if asked.must_be_there else costs[:, 0]
     absent = np.full((len(own), len(own)), max(own.max(), nothing.max()) + _IMPOSSIBLE, np.float32)
     np.fill_diagonal(absent, nothing)
-    every = np.concatenate([own, absent], axis=1).astype(np.float64)
-    rank = np.finfo(np.float64).eps * max(float(every.max()), 1.0)
     count = own.shape[1]
-    places = np.arange(every.size, dtype=np.float64).reshape(every.shape)
-    return [place if place < count else -1 for place in assignment(every + rank * places)]
+    columns = assignment(ranked_by_place(np.concatenate([own, absent], axis=1).astype(np.float64)))
+    return [place if place < count else -1 for place in columns]
+
+
+def ranked_by_place(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``costs`` of which equal ones differ by their places, as the library makes them differ."""
+    least = np.finfo(np.float64).eps * max(float(costs.max()), 1.0)
+    return costs + least * np.arange(costs.size, dtype=np.float64).reshape(costs.shape)
 
 
 def assignment(costs: npt.NDArray[np.float64]) -> list[int]:

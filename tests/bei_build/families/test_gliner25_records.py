@@ -155,7 +155,7 @@ def test_where_a_rounding_decides_values_are_shared_out_as_well_as_in_the_gliner
     library = pytest.importorskip("gliner2")
     theirs_module = pytest.importorskip("gliner2.models.boundary.records")
     built(tmp_path, kind, **{**RECORD_HEAD, **head})
-    mine, theirs = list[float](), list[float]()
+    mine, theirs, of_same_costs = list[float](), list[float](), list[bool]()
     share_out, solve = record_instances.assignment, theirs_module.linear_sum_assignment
 
     def noted(costs: Any) -> list[int]:
@@ -166,6 +166,7 @@ def test_where_a_rounding_decides_values_are_shared_out_as_well_as_in_the_gliner
     def noted_theirs(costs: torch.Tensor) -> Any:
         rows, columns = solve(costs)
         theirs.append(float(costs.double()[rows, columns].sum()))
+        of_same_costs.append(share_out(record_instances.ranked_by_place(costs.double().numpy())) == columns.tolist())
         return rows, columns
 
     monkeypatch.setattr(record_instances, "assignment", noted)
@@ -177,6 +178,7 @@ def test_where_a_rounding_decides_values_are_shared_out_as_well_as_in_the_gliner
             extractor.batch_extract([text], schema, threshold=THRESHOLD)
             asked(model, [text])
     assert len(mine) >= least
+    assert all(of_same_costs)
     assert mine == pytest.approx(theirs, rel=0, abs=2e-4)  # sums of logarithms
 
 
