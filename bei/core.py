@@ -449,6 +449,11 @@ class EngineInfo:
         """True if it computes the ``shared`` tokens of a batch once."""
         return self.unshared is None
 
+    @property
+    def uses_cores(self) -> bool:
+        """True if it computes on the host's cores."""
+        return self.target == "cpu"
+
 
 class Engine(Protocol):
     """The live object that runs packed batches. Text, HTTP, queues and deadlines are never inside."""

@@ -31,7 +31,8 @@ class GaugeSource:
 
 
 class PortGauges:
-    """The gauges of all models. Those of a closed model are 0; values of two ports of one model are summed."""
+    """The gauges of all models. Those of a closed model are 0; values of two ports of one model are summed, but for the
+    longest step, and for limits, which are the newer one's."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._sources: dict[str, GaugeSource] = {}
@@ -60,14 +61,13 @@ class PortGauges:
         *of_lanes, drain, running, step_cap, max_sequences, max_tokens = families = self.describe()
         for model, source in list(self._sources.items()):
             all_stats = [stats() for stats, _ in source.ports]
-            newest = all_stats[-1] if all_stats else None
             all_lanes = [*(stats.lanes for stats in all_stats), *(held() for held in source.held)]
             for lane in LANES:
                 for field, family in enumerate(of_lanes):
                     family.add_metric((model, lane), sum(lanes[lane][field] for lanes in all_lanes))
                 drain.add_metric((model, lane), source.waits[-1](lane) if source.waits else 0.0)
             running.add_metric((model,), sum(stats.num_running for stats in all_stats))
-            step_cap.add_metric((model,), 0.0 if newest is None else newest.step_cap_s)
+            step_cap.add_metric((model,), max((stats.step_cap_s for stats in all_stats), default=0.0))
             for _, limits in source.ports[-1:]:
                 max_sequences.add_metric((model,), limits.max_batch_size)
                 max_tokens.add_metric((model,), limits.max_num_tokens)

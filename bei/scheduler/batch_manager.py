@@ -70,10 +70,11 @@ class BatchManager:
         self._reload = reload
         self._lock = threading.Lock()
         self._wakes = threading.Condition(self._lock)
-        gate, shares = gate or DeviceGate(), engine.info.shares_prefixes
-        self._scheduler = Scheduler(self._limits, costs, self._rules, gate.shortest_step_s, shares_prefixes=shares)
-        self._queues = self._scheduler.queues
-        self._gate = gate.join(engine.info.num_streams, self._scheduler.has_interactive, self._scheduler.short_step_s)
+        gate, info = gate or DeviceGate(), engine.info
+        shares, shortest_s = info.shares_prefixes, gate.shortest_step_s
+        self._scheduler = own = Scheduler(self._limits, costs, self._rules, shortest_s, shares_prefixes=shares)
+        self._queues = own.queues
+        self._gate = gate.join(info.num_streams, own.has_interactive, own.short_step_s, uses_cores=info.uses_cores)
         self._running: dict[Identity, Entry] = {}  # until their answers are delivered
         self._entries_of: dict[int, set[Entry]] = {}  # by request
         self._cache = RowCache(self._rules.cache_bytes) if self._rules.cache_bytes else None

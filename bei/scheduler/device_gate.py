@@ -1,7 +1,8 @@
 """Turns on a device that several engines share: one step at a time, whichever model it is of.
 
 Engines that ran side by side would take each other's cores (or streaming multiprocessors), and a short step of one
-model would last as long as the long steps of another.
+model would last as long as the long steps of another. Where the device is the host's cores, so would a step beside
+which images are decoded: it ends with the last of its threads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ _MOST_AHEAD_S = 1.0
 
 # Interactive work is expected for so long after the last of it came.
 _EXPECTED_S = 2.0
+
+# After a step, bulk work waits at most so long for images that are being decoded; and decoding, for a step that may
+# hang.
+_LONGEST_DECODING_S = 0.05
+_LONGEST_STEP_S = 1.0
 
 
 class InteractiveExpectation:
@@ -42,14 +48,22 @@ class DeviceGate:
         self._users: list[GateUser] = []
         self._free = 0  # below 0 where engines have left whose steps still run
         self._num_slots = 0
+        self._num_decoding = 0  # threads
+        self._decoding_until_s = 0.0
 
     def join(
-        self, num_streams: int, has_interactive: Callable[[], bool], short_step_s: Callable[[], float]
+        self,
+        num_streams: int,
+        has_interactive: Callable[[], bool],
+        short_step_s: Callable[[], float],
+        *,
+        uses_cores: bool = False,
     ) -> GateUser:
         """Add an engine. Both are called in any thread: ``has_interactive`` says whether interactive work waits,
-        ``short_step_s`` how long a step of one short sequence takes, in seconds."""
+        ``short_step_s`` how long a step of one short sequence takes, in seconds. ``uses_cores``: it computes on the
+        host's."""
         with self._lock:
-            user = GateUser(self, num_streams, has_interactive, short_step_s)
+            user = GateUser(self, num_streams, has_interactive, short_step_s, uses_cores=uses_cores)
             user.served_s = max((other.served_s for other in self._users), default=0.0)
             self._users.append(user)
             self._resize()
@@ -80,6 +94,39 @@ class DeviceGate:
         expecting = [user for user in users if user.expects_interactive()]
         return min((user.short_step_s() for user in expecting or users), default=None)
 
+    def begin_decoding(self) -> None:
+        """The calling thread decodes images from now on. While interactive work is expected on the host's cores, wait
+        for the end of a step there; the next one of bulk work waits for ``end_decoding``."""
+        with self._lock:
+            self._num_decoding += 1
+            self._lock.wait_for(self._may_decode, _LONGEST_STEP_S)
+
+    def may_decode(self) -> bool:
+        """False where a thread that decodes had better begin anew."""
+        with self._lock:
+            return self._may_decode()
+
+    def end_decoding(self) -> None:
+        """The calling thread decodes no more for now."""
+        with self._lock:
+            self._num_decoding -= 1
+            if not self._num_decoding and self._waiting:
+                self._lock.notify_all()
+
+    def _may_decode(self) -> bool:
+        """The caller holds the lock."""
+        return not (any(user.uses_cores and user.num_turns for user in self._users) and self.expects_interactive())
+
+    def _awaits_decoding(self, user: GateUser) -> bool:
+        """True where the next step of ``user`` waits for threads that decode. The caller holds the lock."""
+        return (
+            self._num_decoding > 0
+            and user.uses_cores
+            and time.monotonic() < self._decoding_until_s
+            and self.expects_interactive()
+            and not user.has_interactive()
+        )
+
     def num_busy(self, user: GateUser) -> int:
         """The number of engines that have a turn or wait for one, ``user`` included."""
         if len(self._users) == 1:
@@ -91,7 +138,7 @@ class DeviceGate:
     def take(self, user: GateUser) -> None:
         """Wait for ``user``'s turn."""
         with self._lock:
-            if self._free > 0 and not self._waiting:
+            if self._free > 0 and not self._waiting and not self._awaits_decoding(user):
                 self._free -= 1
                 user.num_turns += 1
                 return
@@ -106,7 +153,8 @@ class DeviceGate:
                 self._grant()
                 if place.has_turn:
                     return
-                self._lock.wait()
+                left_s = self._decoding_until_s - time.monotonic()
+                self._lock.wait(left_s if self._num_decoding and left_s > 0 else None)
 
     def give_back(self, user: GateUser, seconds: float) -> None:
         """Free the turn of ``user``, whose step took ``seconds``, and count these as its engine time."""
@@ -114,7 +162,8 @@ class DeviceGate:
             user.served_s += seconds
             user.num_turns -= 1
             self._free += 1
-            if self._waiting:
+            self._decoding_until_s = time.monotonic() + _LONGEST_DECODING_S
+            if self._waiting or self._num_decoding:
                 self._lock.notify_all()
 
     def _grant(self) -> None:
@@ -123,18 +172,18 @@ class DeviceGate:
         Each thread that wakes up decides for all. If each decided for itself alone, the waiting work could change in
         between, and no thread might take the turn.
         """
-        while self._free > 0 and self._waiting:
-            place = self._next()
+        while self._free > 0 and (ready := [one for one in self._waiting if not self._awaits_decoding(one.user)]):
+            place = self._next(ready)
             self._waiting.remove(place)
             self._free -= 1
             place.user.num_turns += 1
             place.has_turn = True
             self._lock.notify_all()
 
-    def _next(self) -> _Place:
+    def _next(self, ready: list[_Place]) -> _Place:
         """The thread whose turn is next: interactive before bulk work, then the model with the least engine time."""
-        first = min(self._waiting, key=lambda place: (not place.user.has_interactive(), place.user.served_s))
-        least = min(self._waiting, key=lambda place: place.user.served_s)
+        first = min(ready, key=lambda place: (not place.user.has_interactive(), place.user.served_s))
+        least = min(ready, key=lambda place: place.user.served_s)
         return least if first.user.served_s - least.user.served_s > _MOST_AHEAD_S else first
 
 
@@ -155,11 +204,14 @@ class GateUser:
         num_streams: int,
         has_interactive: Callable[[], bool],
         short_step_s: Callable[[], float],
+        *,
+        uses_cores: bool = False,
     ) -> None:
         self.gate = gate
         self.num_streams = num_streams
         self.has_interactive = has_interactive
         self.short_step_s = short_step_s
+        self.uses_cores = uses_cores
         self._interactive = InteractiveExpectation()
         self.served_s = 0.0
         self.num_turns = 0

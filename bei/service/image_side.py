@@ -19,7 +19,7 @@ from bei.image.source import ImageInput
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.image_bounds import ImageReading
 from bei.service.admission import NO_DEMAND, Demand
-from bei.service.pixel_memory import PixelMemory
+from bei.service.decoding_turns import DecodingTurns
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.pieces import PieceEncoder
 
@@ -31,14 +31,14 @@ _MOST_HEADERS = 1_000
 class ImageSide:
     """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads.
     ``decoder_costs``: of steps of the engine that reads its states, with ``width`` numbers for each of the tower's
-    tokens; None: no decoder does. ``pixels``: of images that wait for the engine."""
+    tokens; None: no decoder does. ``turns``: of threads that decode images, beside the engines of this process."""
 
     encoder: ImageEncoder
     costs: CostModel
     image_size: tuple[int, int]
     decoder_costs: CostModel | None = None
     width: int = 0
-    pixels: PixelMemory = field(default_factory=PixelMemory)
+    turns: DecodingTurns = field(default_factory=DecodingTurns)
 
     @property
     def reading(self) -> ImageReading | None:

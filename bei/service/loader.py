@@ -29,6 +29,7 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.scheduler.scheduler import SchedulingRules
 from bei.scheduler.tower_port import TowerPort
 from bei.service.build_settings import build_settings, check_built
+from bei.service.decoding_turns import DecodingTurns
 from bei.service.image_side import ImageSide, check_reads_images, image_side_of
 from bei.service.label_side import CACHE_MEGABYTES, LabelSide, label_encoder_of
 from bei.service.service import InferenceService, OpenPort
@@ -134,6 +135,8 @@ class Loaded(NamedTuple):
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
         port = local_port(self.engine, self.costs, config_of_tower(config, self.artifact), gate, self.reload)
         second, side = self.second, None if self.second is None else self.second.side
+        if isinstance(side, ImageSide):
+            side = replace(side, turns=DecodingTurns(gate, side.costs))
         if second is not None and second.engine is not self.engine:
             own = config_of_tower(config, self.artifact.of_second)
             of_second = local_port(second.engine, second.side.costs, own, gate, second.reload)

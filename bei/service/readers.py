@@ -150,5 +150,6 @@ def share_of(demand: Demand, part: float) -> Demand:
 def _second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:
     """The threads that read what a model's second tower gets."""
     if isinstance(side, ImageSide):
-        return TokenizerPool(side.encoder, num_threads, "image", side.pixels.wait)
+        # A thread more: engines leave all cores to these between their steps.
+        return TokenizerPool(side.encoder, num_threads + 1, "image", side.turns)
     return TokenizerPool(side.encoder, num_threads, "label")

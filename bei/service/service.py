@@ -29,7 +29,7 @@ from bei.service.canaries import ask_canaries
 from bei.service.image_side import ImageSide
 from bei.service.label_side import LabelSide
 from bei.service.model_service import ModelFacts
-from bei.service.pixel_memory import PixelPort
+from bei.service.pixel_port import PixelPort
 from bei.service.readers import InputReaders, share_of
 from bei.tokenizer.encoder import Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
@@ -90,7 +90,7 @@ class InferenceService(ModelFacts):
         is_embedder = any(task.startswith("embed") for task in manifest.tasks)
         self._metrics = ModelMetrics(metrics, manifest.name, is_embedder=is_embedder)
         if isinstance(second, ImageSide):
-            open_port = partial(PixelPort, open_port, second.pixels)
+            open_port = partial(PixelPort, open_port, second.turns)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)

@@ -64,6 +64,16 @@ class InputEncoder(Protocol):
         """The encodings of ``inputs``. ``check`` is called now and then, and may raise. Raises BeiError."""
 
 
+class Turns(Protocol):
+    """When threads work whose results nobody waits for at once."""
+
+    def enter(self, is_cancelled: Callable[[], bool]) -> None:
+        """Return when the calling thread may work, or ``is_cancelled``. Blocks."""
+
+    def leave(self) -> None:
+        """The calling thread has no work."""
+
+
 class _CancelledError(Exception):
     """The chunk's request was cancelled."""
 
@@ -91,9 +101,8 @@ class TokenizerPool:
 
     Urgent chunks have threads of their own, so they never wait for others; each kind is served in the order of
     submission, whatever the deadlines. The operating system shares the cores among the threads; those of others have a
-    lower priority. Short texts (``is_short``) need no thread (``encode_inline``). Admission bounds the queues: it
-    counts every text until it is answered. ``wait_for_room`` is called before each chunk that is not urgent, with what
-    tells whether it was cancelled; None: results need no room.
+    lower priority, and take ``turns`` where these are given. Short texts (``is_short``) need no thread
+    (``encode_inline``). Admission bounds the queues: it counts every text until it is answered.
     """
 
     def __init__(
@@ -101,16 +110,16 @@ class TokenizerPool:
         encoder: InputEncoder,
         num_threads: int,
         name: str = "tokenizer",
-        wait_for_room: Callable[[Callable[[], bool]], None] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._encoder = encoder
-        self._wait_for_room = wait_for_room
+        self._turns = turns
         self._name = name
         self._urgent: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._others: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, args=(jobs,), name=f"bei-{name}-{kind}-{index}", daemon=True)
-            for kind, jobs in (("urgent", self._urgent), ("bulk", self._others))
+            threading.Thread(target=work, name=f"bei-{name}-{kind}-{index}", daemon=True)
+            for kind, work in (("urgent", self._work_urgently), ("bulk", self._work_on_others))
             for index in range(num_threads)
         ]
         for thread in self._threads:
@@ -160,14 +169,30 @@ class TokenizerPool:
         for thread in self._threads:
             thread.join()
 
-    def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
-        if jobs is self._others:
-            _lower_priority()
-        while (job := jobs.get()) is not None:
-            if jobs is self._others and self._wait_for_room is not None:
-                self._wait_for_room(job.is_cancelled)
+    def _work_urgently(self) -> None:
+        while (job := self._urgent.get()) is not None:
             if not job.is_cancelled():
                 self._run(job)
+
+    def _work_on_others(self) -> None:
+        _lower_priority()
+        try:
+            while (job := self._next_of_others()) is not None:
+                if self._turns is not None:
+                    self._turns.enter(job.is_cancelled)
+                if not job.is_cancelled():
+                    self._run(job)
+        finally:
+            if self._turns is not None:
+                self._turns.leave()
+
+    def _next_of_others(self) -> _Job | None:
+        try:
+            return self._others.get_nowait()
+        except queue.Empty:
+            if self._turns is not None:
+                self._turns.leave()
+            return self._others.get()
 
     def _run(self, job: _Job) -> None:
         try:

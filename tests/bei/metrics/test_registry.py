@@ -138,6 +138,15 @@ def test_the_gauges_of_a_closed_model_are_0() -> None:
     assert (values["bei_queue_tokens", "bulk", "first"], values["bei_step_cap_seconds", "first"]) == (0, 0)
 
 
+def test_of_two_towers_the_longer_capped_step_is_told() -> None:
+    """It was the text tower's alone, where the images' steps are longer."""
+    metrics = Metrics()
+    model = ModelMetrics(metrics, "first")
+    model.watch(lambda: STATS._replace(step_cap_s=0.2), LIMITS)
+    model.watch(stats, LIMITS)
+    assert samples(metrics)["bei_step_cap_seconds", "first"] == 0.2
+
+
 def test_what_waits_for_two_engines_of_one_model_is_summed_up_while_it_is_swapped() -> None:
     metrics = Metrics()
     former, new = ModelMetrics(metrics, "first"), ModelMetrics(metrics, "first")

@@ -27,10 +27,15 @@ class Line:
         self.threads: list[threading.Thread] = []
 
     def user(
-        self, has_interactive: Callable[[], bool] = lambda: False, num_streams: int = 1, short_step_s: float = 0.01
+        self,
+        has_interactive: Callable[[], bool] = lambda: False,
+        num_streams: int = 1,
+        short_step_s: float = 0.01,
+        *,
+        uses_cores: bool = False,
     ) -> GateUser:
         """An engine."""
-        return self.gate.join(num_streams, has_interactive, lambda: short_step_s)
+        return self.gate.join(num_streams, has_interactive, lambda: short_step_s, uses_cores=uses_cores)
 
     def ask(self, name: str, user: GateUser) -> None:
         """Stand in line; returns when the thread is in it, or has its turn already."""
@@ -157,7 +162,7 @@ def test_bulk_work_waits_at_most_a_bounded_time_behind_another_model_s_interacti
     gate._waiting = [gates._Place(user) for user in (bulk, *others)]
     waited_s, bound_s = 0.0, num_others * (gates._MOST_AHEAD_S + 2 * max(steps_s))
     for seconds in steps_s:
-        user = gate._next().user
+        user = gate._next(gate._waiting).user
         user.served_s += seconds
         waited_s = 0.0 if user is bulk else waited_s + seconds
         assert waited_s <= bound_s
@@ -252,6 +257,92 @@ def test_interactive_work_is_expected_while_it_waits_for_any_engine_however_long
     assert not line.gate.expects_interactive()
     waiting.append("a text")
     assert line.gate.expects_interactive()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interactive work stays expected, and neither steps nor decoding are waited for in vain."""
+    for name in ("_EXPECTED_S", "_LONGEST_DECODING_S", "_LONGEST_STEP_S"):
+        monkeypatch.setattr(gates, name, 3600.0)
+
+
+def decode(line: Line) -> threading.Thread:
+    """A thread that begins to decode; returns when it waits for a step, or decodes."""
+    before = line.gate._num_decoding
+    thread = threading.Thread(target=line.gate.begin_decoding, daemon=True)
+    thread.start()
+    line.threads.append(thread)
+    wait_until(lambda: line.gate._num_decoding > before)
+    return thread
+
+
+@pytest.mark.usefixtures("patient")
+def test_beside_interactive_work_images_are_decoded_between_steps_on_the_cores(line: Line) -> None:
+    """Beside decoding, steps took up to twice the time that was predicted."""
+    user = line.user(uses_cores=True)
+    user.note_interactive()
+    line.ask("first", user)
+    _, turn = line.next()
+    thread = decode(line)
+    assert thread.is_alive()
+    turn.end(0.1)
+    thread.join(DEADLINE_S)
+    assert line.gate.may_decode()
+    line.ask("bulk", user)
+    assert line.gate._waiting, "bulk work waits for decoding"
+    line.gate.end_decoding()
+    assert line.order(0.0, 1) == ["bulk"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_interactive_work_does_not_wait_for_decoding(line: Line) -> None:
+    waiting = [True]
+    user = line.user(lambda: bool(waiting), uses_cores=True)
+    line.ask("first", user)
+    line.order(0.0, 1)
+    decode(line)
+    line.ask("interactive", user)
+    _, turn = line.next()
+    assert not line.gate.may_decode(), "decoding goes on when that step has ended"
+    turn.end(0.0)
+    line.gate.end_decoding()
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("uses_cores", [True, False])
+def test_nothing_waits_where_no_interactive_work_is_expected_or_no_cores_are_shared(
+    uses_cores: bool, line: Line
+) -> None:
+    user = line.user(uses_cores=uses_cores)
+    if not uses_cores:
+        user.note_interactive()
+    line.ask("first", user)
+    _, turn = line.next()
+    decode(line).join(DEADLINE_S)
+    assert line.gate.may_decode()
+    turn.end(0.1)
+    line.ask("second", user)
+    assert line.order(0.0, 1) == ["second"]
+    line.gate.end_decoding()
+
+
+@pytest.mark.parametrize("who", ["bulk", "decoding"])
+def test_the_wait_for_decoding_and_for_steps_is_bounded(who: str, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetched image may take seconds, and a step may hang."""
+    monkeypatch.setattr(gates, "_EXPECTED_S", 3600.0)
+    user = line.user(uses_cores=True)
+    user.note_interactive()
+    line.ask("first", user)
+    _, turn = line.next()
+    if who == "decoding":
+        decode(line).join(DEADLINE_S)
+        turn.end(0.1)
+    else:
+        turn.end(0.1)
+        decode(line)
+        line.ask("bulk", user)
+        assert line.order(0.0, 1) == ["bulk"]
+    line.gate.end_decoding()
 
 
 def test_an_engine_that_leaves_takes_the_turns_along_that_only_it_could_fill(line: Line) -> None:

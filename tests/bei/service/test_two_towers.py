@@ -29,9 +29,11 @@ from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.service.admission import Demand
 from bei.service.call import ModelRequest
+from bei.service.decoding_turns import DecodingTurns
 from bei.service.image_side import ImageSide
 from bei.service.loader import encoder_of, local_port, tower_port
-from bei.service.pixel_memory import PixelMemory, PixelPort
+from bei.service.pixel_memory import PixelMemory
+from bei.service.pixel_port import PixelPort
 from bei.service.readers import InputReaders
 from bei.service.service import InferenceService
 from tests.support.artifacts import LIMITS, save_artifact
@@ -181,7 +183,7 @@ def tile_side(most_bytes: int) -> ImageSide:
     )
     limits = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
     encoder = ImageEncoder(processor, (28, 28), 14, num_leading=0, limits=limits)
-    return ImageSide(encoder, COSTS, (28, 28), pixels=PixelMemory(most_bytes))
+    return ImageSide(encoder, COSTS, (28, 28), turns=DecodingTurns(memory=PixelMemory(most_bytes)))
 
 
 def tiles(count: int) -> ModelRequest:
@@ -191,7 +193,7 @@ def tiles(count: int) -> ModelRequest:
 
 async def held(side: ImageSide, num_bytes: int) -> None:
     """Return when images of so many bytes wait."""
-    while side.pixels.num_bytes < num_bytes:  # noqa: ASYNC110
+    while side.turns.memory.num_bytes < num_bytes:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -208,17 +210,17 @@ def test_images_are_decoded_as_the_engine_takes_them(ends: str, tmp_path: Path) 
             await entered(images)
             await held(side, 5_000)
             await asyncio.sleep(0.3)  # time for the thread to go on, where it is not stopped
-            assert 5_000 <= side.pixels.num_bytes < 5_000 + 2_352
+            assert 5_000 <= side.turns.memory.num_bytes < 5_000 + 2 * 2_352  # each of two threads has one at hand
             if ends == "cancelled":
                 task.cancel()
                 await asyncio.wait([task])
-                assert side.pixels.num_bytes == 0
+                assert side.turns.memory.num_bytes == 0
             images.open(100)
             if ends == "answered":
                 assert len((await task).rows) == 40
         (row,) = (await service.infer(tiles(1), ticket=service.admit(tiles(1).inputs), outputs={"embedding"})).rows
         assert row
-        assert side.pixels.num_bytes == 0
+        assert side.turns.memory.num_bytes == 0
         service.close()
 
     run_async(test)
@@ -251,7 +253,7 @@ def test_what_a_port_refuses_does_not_stay_counted(error: Exception) -> None:
 
     memory = PixelMemory()
     opened: Any = lambda on_answers, metrics: Closed()  # noqa: E731
-    port = PixelPort(opened, memory, lambda answers: None, None)  # type: ignore[arg-type]
+    port = PixelPort(opened, DecodingTurns(memory=memory), lambda answers: None, None)  # type: ignore[arg-type]
     patches = ImagePatches(np.zeros((2, 12), np.uint8), b"", (1, 2))
     with pytest.raises(type(error)):
         port.submit(Submission(1, "bulk", frozenset(), [Item(0, Encoding(np.zeros(2, np.int32), image=patches))]))

@@ -163,6 +163,48 @@ def test_an_urgent_text_does_not_wait_for_the_chunks_of_others(make_pool: MakePo
     behind.wait()
 
 
+class RecordedTurns:
+    """Notes which threads have a turn."""
+
+    def __init__(self) -> None:
+        self.entered: list[int] = []
+        self.inside: set[int] = set()
+        self.left = threading.Event()
+
+    def enter(self, is_cancelled: Callable[[], bool]) -> None:
+        self.left.clear()
+        self.entered.append(threading.get_ident())
+        self.inside.add(threading.get_ident())
+
+    def leave(self) -> None:
+        self.inside.discard(threading.get_ident())
+        self.left.set()
+
+
+def test_chunks_that_are_not_urgent_take_turns_which_end_where_none_waits(tokenizer_path: Path) -> None:
+    turns = RecordedTurns()
+    pool = TokenizerPool(TextEncoder(tokenizer_path, LIMITS.max_seq_len), 1, turns=turns)
+    urgent = Answers(1)
+    pool.submit(["b"], urgent.on_encoded, urgent.on_failed, lambda: False, is_urgent=True)
+    urgent.wait()
+    assert not turns.entered
+    inside: list[int] = []
+    done = threading.Event()
+
+    def note(start: int, encodings: list[Encoding]) -> None:
+        inside.append(len(turns.inside))
+        if start == 2 * CHUNK:
+            done.set()
+
+    pool.submit(["a"] * 3 * CHUNK, note, lambda *_: None, lambda: False)
+    assert done.wait(DEADLINE_S)
+    assert turns.left.wait(DEADLINE_S)
+    assert (inside, len(turns.entered), turns.inside) == ([1, 1, 1], 3, set())
+    submit(pool, ["a"])
+    pool.close()
+    assert not turns.inside, "a closed pool's thread would keep bulk work of other models waiting"
+
+
 def test_close_finishes_what_is_queued(tokenizer_path: Path) -> None:
     pool = TokenizerPool(TextEncoder(tokenizer_path, LIMITS.max_seq_len), 2)
     all_answers = [submit(pool, ["a b"] * 50) for _ in range(20)]
