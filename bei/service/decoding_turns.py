@@ -16,8 +16,8 @@ _STEPS_AHEAD = 2
 
 
 class DecodingTurns:
-    """Of one model. ``gate``: of the engines in this process, whose steps for images cost ``costs``; None: they run in
-    another, or there is no need to care.
+    """Of one model. ``gate``: of its engines, on the host's cores, whose steps for images cost ``costs``; None: they
+    have none of these cores, or run in another process, and the images that wait are bounded alone.
 
     An engine on the host's cores has a thread on each, and its step ends with the last of them: beside decoding, steps
     took up to twice the time that was predicted, and interactive work waited for their ends. While such work is

@@ -110,6 +110,12 @@ class LoadedTower(NamedTuple):
     engine: Engine
     reload: Callable[[], Engine] | None
 
+    def side_at(self, gate: DeviceGate) -> ImageSide | LabelSide:
+        """``side``; where the engine has the host's cores, threads that decode images take turns with its steps."""
+        if isinstance(self.side, ImageSide) and self.engine.info.uses_cores:
+            return replace(self.side, turns=DecodingTurns(gate, self.side.costs))
+        return self.side
+
 
 class Loaded(NamedTuple):
     """A verified artifact and its engine, warm: the parts of a service. ``reload`` makes another engine; None: an
@@ -134,9 +140,7 @@ class Loaded(NamedTuple):
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
         port = local_port(self.engine, self.costs, config_of_tower(config, self.artifact), gate, self.reload)
-        second, side = self.second, None if self.second is None else self.second.side
-        if isinstance(side, ImageSide):
-            side = replace(side, turns=DecodingTurns(gate, side.costs))
+        second, side = self.second, None if self.second is None else self.second.side_at(gate)
         if second is not None and second.engine is not self.engine:
             own = config_of_tower(config, self.artifact.of_second)
             of_second = local_port(second.engine, second.side.costs, own, gate, second.reload)

@@ -31,7 +31,7 @@ from bei.service.admission import Demand
 from bei.service.call import ModelRequest
 from bei.service.decoding_turns import DecodingTurns
 from bei.service.image_side import ImageSide
-from bei.service.loader import encoder_of, local_port, tower_port
+from bei.service.loader import LoadedTower, encoder_of, local_port, tower_port
 from bei.service.pixel_memory import PixelMemory
 from bei.service.pixel_port import PixelPort
 from bei.service.readers import InputReaders
@@ -243,6 +243,16 @@ def test_images_that_wait_for_room_hold_up_no_single_ones(tmp_path: Path) -> Non
         service.close()
 
     run_async(test)
+
+
+@pytest.mark.parametrize("target", ["cpu", "tensorrt"])
+def test_decoding_takes_turns_with_engines_on_the_host_s_cores_alone(target: str) -> None:
+    """A GPU would get smaller steps, and nothing for them."""
+    side, engine = tile_side(5_000), FakeEngine(LIMITS)
+    engine.info = replace(engine.info, target=target)
+    found = LoadedTower(side, engine, None).side_at(DeviceGate())
+    assert isinstance(found, ImageSide)
+    assert (found.turns is side.turns) == (target != "cpu")
 
 
 @pytest.mark.parametrize("error", [ShuttingDownError("closed"), OSError("a socket's")])
