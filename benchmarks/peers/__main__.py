@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
@@ -71,6 +71,9 @@ def run(options: Namespace, scratch: Path) -> None:
         if path is not None
     }
     peers, absent = chosen(model, options.peers, binaries)
+    # Now: the checkout may have another commit when the measurement has ended.
+    records = {each: installed(table().environments[each]) or {} for each in _environments(peers.values())}
+    commit = revision(ROOT)
     folder = checkpoint_folder(model.checkpoint, scratch)
     calibration = prose.take(300, PASSAGES)
     given = {}
@@ -92,15 +95,15 @@ def run(options: Namespace, scratch: Path) -> None:
         for cell in (CELLS[name] for name in options.cells if name in CELLS):
             if (cell.documents > 0) == (model.task == "rerank"):
                 results[cell.name] = _said(cell.name, measure(cell, sides, prose, options.repetitions))
-                _write(model, sides, absent, results)
+                _write(model, sides, absent, results, records, commit)
         if "quality" in options.cells:
             results["quality"] = compared(model, sides, prose)
         if "memory" in options.cells:
             results["memory"] = {side.peer.name: side.memory_mb() for side in sides}
-        _write(model, sides, absent, results)
+        _write(model, sides, absent, results, records, commit)
         if "beside-bulk" in options.cells and model.task == "embed":
             results["beside-bulk"] = _said("beside-bulk", beside_bulk(sides, prose, options.repetitions))
-        _write(model, sides, absent, results)
+        _write(model, sides, absent, results, records, commit)
         if "scifact" in options.cells and model.task == "embed" and not model.random:
             results["scifact"] = scifact(sides)
     if "cold-start" in options.cells:
@@ -111,7 +114,7 @@ def run(options: Namespace, scratch: Path) -> None:
 
         names = [side.peer.name for side in sides]
         results["cold-start"] = in_turn(names, options.repetitions, seconds_of)
-    _write(model, sides, absent, results)
+    _write(model, sides, absent, results, records, commit)
 
 
 def chosen(model: Model, names: Sequence[str], binaries: Mapping[str, Path]) -> tuple[dict[str, Peer], dict[str, str]]:
@@ -155,18 +158,28 @@ def _said(name: str, found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _write(model: Model, sides: Sequence[Side], absent: Mapping[str, str], results: Mapping[str, Any]) -> None:
+def _environments(peers: Iterable[Peer]) -> list[str]:
+    return sorted({peer.environment for peer in peers} - {""})
+
+
+def _write(
+    model: Model,
+    sides: Sequence[Side],
+    absent: Mapping[str, str],
+    results: Mapping[str, Any],
+    records: Mapping[str, Mapping[str, Any]],
+    commit: str,
+) -> None:
     name = f"peers-{model.name}"
-    environments = {side.peer.environment for side in sides} - {""}
-    records = {each: installed(table().environments[each]) or {} for each in sorted(environments)}
     here = {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "commit": revision(ROOT),
+        "commit": commit,
         "load average at the end": os.getloadavg()[0],
         "peers": [side.peer.name for side in sides],
         "not run": dict(absent),
         "install": {
-            each: {"megabytes": record["megabytes"], "versions": record["versions"]} for each, record in records.items()
+            each: {"megabytes": records[each]["megabytes"], "versions": records[each]["versions"]}
+            for each in _environments(side.peer for side in sides)
         },
     }
     earlier = kept(name)
