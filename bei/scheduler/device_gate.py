@@ -60,8 +60,8 @@ class DeviceGate:
         uses_cores: bool = False,
     ) -> GateUser:
         """Add an engine. Both are called in any thread: ``has_interactive`` says whether interactive work waits,
-        ``short_step_s`` how long a step of one short sequence takes, in seconds. ``uses_cores``: it computes on the
-        host's."""
+        ``short_step_s`` how long a step of one short sequence takes, in seconds. ``uses_cores``: the engine
+        computes on the host's cores."""
         with self._lock:
             user = GateUser(self, num_streams, has_interactive, short_step_s, uses_cores=uses_cores)
             user.served_s = max((other.served_s for other in self._users), default=0.0)

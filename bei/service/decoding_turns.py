@@ -16,8 +16,9 @@ _STEPS_AHEAD = 2
 
 
 class DecodingTurns:
-    """Of one model. ``gate``: of its engines, on the host's cores, whose steps for images cost ``costs``; None: they
-    have none of these cores, or run in another process, and the images that wait are bounded alone.
+    """The turns of one model's threads. ``gate``: that of its engines, which compute on the host's cores; ``costs``: of
+    their steps for images. Without a gate (the engines compute elsewhere, or in another process) threads wait for
+    memory only.
 
     An engine on the host's cores has a thread on each, and its step ends with the last of them: beside decoding, steps
     took up to twice the time that was predicted, and interactive work waited for their ends. While such work is

@@ -65,7 +65,7 @@ class InputEncoder(Protocol):
 
 
 class Turns(Protocol):
-    """When threads work whose results nobody waits for at once."""
+    """Says when threads may do work that is not urgent."""
 
     def enter(self, is_cancelled: Callable[[], bool]) -> None:
         """Return when the calling thread may work, or ``is_cancelled``. Blocks."""
