@@ -4,11 +4,13 @@
 
 Both sides get the same sequences, sorted by length. PyTorch runs the Hugging Face model on padded batches of at most
 512 and of at most 2048 padded tokens, and the better of the two counts. Without BF16 in the CPU nothing is measured in
-BF16. ``--kernels`` compares the engine with ``bei-kernels-cpu`` and without it instead, and their vectors.
+BF16. ``--kernels`` compares the engine with ``bei-kernels-cpu`` and without it instead, and their vectors, and says
+what share of the speed of products alone it attains.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,6 +26,7 @@ from bei.utils.cpu_count import usable_cores
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.engines import loaded, mixed_batches, precisions, random_encodings, tokens_per_s
 from benchmarks.harness.models import built, checkpoint_folder
+from benchmarks.harness.products import operations_per_token, products, share_of_products
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio, seconds
 from benchmarks.harness.texts import mixed_lengths
@@ -47,14 +50,31 @@ def main() -> None:
             for precision in precisions(*_PRECISIONS)
         }
         if options.kernels:
-            sides, cosines = _with_and_without_kernels(artifacts, lengths, stack)
-            results = alternate(sides, options.repetitions)
-            ratios = {name: ratio(results, f"{name} with kernels", f"{name} without") for name in artifacts}
-            write(f"kernels-{options.shape}", {"with / without": ratios, "cosine, lowest": cosines, "sides": results})
+            found = _kernels(checkpoint, artifacts, lengths, options.repetitions, stack)
+            write(f"kernels-{options.shape}", found)
             return
         sides = _beside_torch(checkpoint, artifacts, lengths, stack)
         results = alternate(sides, options.repetitions)
     write(f"engine-{options.shape}", {**_summary(results), "sides": results})
+
+
+def _kernels(
+    checkpoint: Path, artifacts: Mapping[str, Artifact], lengths: list[int], repetitions: int, stack: ExitStack
+) -> dict[str, Any]:
+    sides, cosines = _with_and_without_kernels(artifacts, lengths, stack)
+    floats = precisions("bf16", "fp32")
+    for precision in floats:
+        sides.update(products(precision))
+    results = alternate(sides, repetitions)
+    per_token = operations_per_token(json.loads((checkpoint / "config.json").read_bytes()), lengths)
+    return {
+        "with / without": {name: ratio(results, f"{name} with kernels", f"{name} without") for name in artifacts},
+        "cosine, lowest": cosines,
+        "share of products": {
+            name: share_of_products(results, f"{name} with kernels", name, per_token) for name in floats
+        },
+        "sides": results,
+    }
 
 
 def _beside_torch(checkpoint: Path, artifacts: Mapping[str, Artifact], lengths: list[int], stack: ExitStack) -> Sides:

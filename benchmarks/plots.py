@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from PIL import Image
 
 from benchmarks.harness.arguments import parsed
-from benchmarks.harness.record import RESULTS, kept
+from benchmarks.harness.record import RESULTS, recorded
 
 Panel = tuple[Mapping[str, Iterable[tuple[float, float]]], Mapping[str, Any]]  # points by label; settings
 _COLORS = ("#1f6fb4", "#e08214", "#7a7a7a")
@@ -33,7 +33,7 @@ def main() -> None:
     pyplot.rcParams.update(_STYLE)
     plots = {"bulk": bulk, "overload": overload, "simulator": simulator, "soak": soak}
     for name in parsed(__doc__, names=list(plots)).names:
-        plots[name](kept(name))
+        plots[name](recorded(name))
 
 
 def bulk(results: Any) -> None:

@@ -201,6 +201,8 @@ def in_bf16(ops: Any, value: Any) -> Any:
         return node.input_value(0)
     cast = ops.convert(value, "bf16")
     cast.set_rt_info(True, _IN_BF16)
+    if node.get_type_name() == "Add" and any(it.get_partial_shape().rank != 2 for it in node.input_values()):
+        node.set_rt_info(True, _IN_BF16)  # the bias of a product, whose result has the type of this sum
     return cast.output(0)
 
 

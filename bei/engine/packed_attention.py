@@ -21,6 +21,7 @@ import numpy as np
 from bei.artifact.manifest import OPENVINO_ATTENTION
 from bei.core import Float32Array
 from bei.engine.cpu_features import has_tiles_of_bf16
+from bei.engine.normalized_sums import in_bf16
 from bei.engine.packing import SHARED_KEYS
 from bei.errors import EngineError, LibraryVersionError, MissingDependencyError
 from bei.utils.libraries import load
@@ -213,7 +214,7 @@ class _Replacement:
             return matrix
         key = matrix.get_node().get_friendly_name(), matrix.get_index()
         if key not in self._narrowed:
-            self._narrowed[key] = self._ops.convert(matrix, "bf16").output(0)
+            self._narrowed[key] = in_bf16(self._ops, matrix)
         return self._narrowed[key]
 
     def _input(self, name: str) -> Any:

@@ -29,11 +29,17 @@ def write(name: str, results: Mapping[str, Any]) -> None:
     print(json.dumps(results, indent=2))
 
 
-def kept(name: str) -> dict[str, Any]:
-    """The results of earlier runs, to which a run adds."""
-    path = RESULTS / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_bytes())["results"] if path.is_file() else {}
+def recorded(name: str) -> dict[str, Any]:
+    """The results of the last run, wherever it was."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_bytes())["results"]
     return found
+
+
+def kept(name: str) -> dict[str, Any]:
+    """The results of earlier runs on such a machine, to which a run adds. None of another's: a file names one."""
+    path = RESULTS / f"{name}.json"
+    is_of_here = path.is_file() and json.loads(path.read_bytes())["machine"] == _machine()
+    return recorded(name) if is_of_here else {}
 
 
 def _machine() -> dict[str, Any]:

@@ -7,8 +7,8 @@
 
 ``install`` makes an environment a peer (peers.toml). The measurement runs every peer that is installed, all at once
 and one at a time at work, and writes results/peers-MODEL.json; cells that were not asked for are kept from an earlier
-run with the same peers. Servers are driven by the benchmarks' own client over HTTP, libraries are called in processes
-of their own. ``report`` writes docs/comparison.md, and a page with bars.
+run of the same commit and peers on such a machine. Servers are driven by the benchmarks' own client over HTTP,
+libraries are called in processes of their own. ``report`` writes docs/comparison.md, and a page with bars.
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def _write(
         },
     }
     earlier = kept(name)
-    cells = {**earlier.get("cells", {}), **results} if earlier.get("peers") == here["peers"] else dict(results)
+    is_of_these = all(earlier.get(key) == here[key] for key in ("peers", "commit"))
+    cells = {**earlier["cells"], **results} if is_of_these else dict(results)
     write(name, {**here, "cells": cells})
 
 

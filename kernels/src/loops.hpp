@@ -38,4 +38,37 @@ BEI_INLINE uint8_t nearest_code(float value) {
     return uint8_t(bits);
 }
 
+// Sums and maxima of a row are gathered in so many lanes.
+constexpr size_t LANES = 64;
+
+// body(column, lane) for all columns of a row. Whole blocks have loops of a known length.
+template <class Body>
+BEI_INLINE void for_columns(size_t width, Body body) {
+    size_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        for (size_t lane = 0; lane < LANES; ++lane) body(i + lane, lane);
+    for (size_t lane = 0; lane < width - i; ++lane) body(i + lane, lane);
+}
+
+// One after the other each would wait for the one before it.
+template <class Combine>
+BEI_INLINE float combined(const float *lanes, Combine combine) {
+    float halves[LANES];
+    for (size_t lane = 0; lane < LANES; ++lane) halves[lane] = lanes[lane];
+#pragma GCC unroll 8
+    for (size_t half = LANES / 2; half; half /= 2)
+        for (size_t lane = 0; lane < half; ++lane) halves[lane] = combine(halves[lane], halves[lane + half]);
+    return halves[0];
+}
+
+BEI_INLINE float total(const float *lanes) {
+    return combined(lanes, [](float one, float other) __attribute__((always_inline)) { return one + other; });
+}
+
+BEI_INLINE float larger(float one, float other) { return one < other ? other : one; }
+
+BEI_INLINE float largest_of(const float *lanes) {
+    return combined(lanes, [](float one, float other) __attribute__((always_inline)) { return larger(one, other); });
+}
+
 }  // namespace bei

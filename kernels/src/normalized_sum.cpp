@@ -10,25 +10,6 @@
 namespace bei {
 namespace {
 
-constexpr size_t LANES = 64;
-
-// body(column, lane) for all columns of a row. Whole blocks have loops of a known length.
-template <class Body>
-BEI_INLINE void for_columns(size_t width, Body body) {
-    size_t i = 0;
-    for (; i + LANES <= width; i += LANES)
-        for (size_t lane = 0; lane < LANES; ++lane) body(i + lane, lane);
-    for (size_t lane = 0; lane < width - i; ++lane) body(i + lane, lane);
-}
-
-BEI_INLINE float total(const float *lanes) {
-    float halves[LANES];
-    for (size_t lane = 0; lane < LANES; ++lane) halves[lane] = lanes[lane];
-    for (size_t half = LANES / 2; half; half /= 2)
-        for (size_t lane = 0; lane < half; ++lane) halves[lane] += halves[lane + half];
-    return halves[0];
-}
-
 // The sums of row r into `values`; their total.
 template <class T, bool IsScaled>
 BEI_INLINE float add_up(const NormalizedSum &it, size_t r, float *__restrict values) {
@@ -72,11 +53,9 @@ BEI_INLINE void round_row(const NormalizedSum &it, size_t r, float *__restrict v
         float largest[LANES] = {};
         for_columns(it.width, [&](size_t i, size_t lane) __attribute__((always_inline)) {
             values[i] *= factors[i];
-            const float one = __builtin_fabsf(values[i]);
-            largest[lane] = largest[lane] < one ? one : largest[lane];
+            largest[lane] = larger(largest[lane], __builtin_fabsf(values[i]));
         });
-        float size = LEAST_SIZE;
-        for (float one : largest) size = size < one ? one : size;
+        const float size = larger(LEAST_SIZE, largest_of(largest));
         it.sizes[r] = size;
         factor = 127.0f / size;
     }

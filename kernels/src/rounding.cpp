@@ -8,8 +8,6 @@
 namespace bei {
 namespace {
 
-constexpr size_t LANES = 64;
-
 BEI_INLINE float gelu(float x) {
     float y = x < -GELU_BOUND ? -GELU_BOUND : x;
     y = y > GELU_BOUND ? GELU_BOUND : y;
@@ -19,15 +17,6 @@ BEI_INLINE float gelu(float x) {
 #pragma GCC unroll 16
     for (int i = last; i-- > 0;) sum = sum * square + GELU_POLYNOMIAL[i];
     return x * (0.5f + y * sum);
-}
-
-// body(column, lane) for all columns of a row. Whole blocks have loops of a known length.
-template <class Body>
-BEI_INLINE void for_columns(size_t width, Body body) {
-    size_t i = 0;
-    for (; i + LANES <= width; i += LANES)
-        for (size_t lane = 0; lane < LANES; ++lane) body(i + lane, lane);
-    for (size_t lane = 0; lane < width - i; ++lane) body(i + lane, lane);
 }
 
 // GELU of row r, or the row, into `values`.
@@ -55,11 +44,9 @@ BEI_INLINE void round_row(const RowRounding &it, size_t r, float *__restrict val
     for_columns(it.width, [&](size_t i, size_t lane) __attribute__((always_inline)) {
         const float above = values[i] - least;
         values[i] = (IsUnsigned && above < 0.0f ? 0.0f : above) * factors[i];
-        const float one = __builtin_fabsf(values[i]);
-        largest[lane] = largest[lane] < one ? one : largest[lane];
+        largest[lane] = larger(largest[lane], __builtin_fabsf(values[i]));
     });
-    float size = LEAST_SIZE;
-    for (float one : largest) size = size < one ? one : size;
+    const float size = larger(LEAST_SIZE, largest_of(largest));
     it.sizes[r] = size;
     const float factor = (IsUnsigned ? 255.0f : 127.0f) / size;
     uint8_t *__restrict codes = static_cast<uint8_t *>(it.codes) + r * it.width;

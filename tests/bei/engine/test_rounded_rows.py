@@ -15,11 +15,13 @@ import pytest
 from bei.artifact.manifest import ENGINE_DIR, OPENVINO_ROUNDINGS, Artifact
 from bei.core import Float32Array
 from bei.engine.load import load_engine
+from bei.engine.openvino import OpenVINOEngine
 from bei.engine.packed_attention import Kernels, installed_kernels
 from bei.engine.rounded_rows import RoundingSite, encoded_roundings, use_rounding_kernel
 from bei.errors import EngineError
 from bei_build.quantization import scales
 from tests.support.builds import build_artifact, embed
+from tests.support.cpus import needs_bf16
 from tests.support.zoo import CASES, MAX_TOKENS, encodings_of, save_case
 
 needs_kernels = pytest.mark.skipif(find_spec("bei_kernels_cpu") is None, reason="bei-kernels-cpu is not installed")
@@ -29,9 +31,9 @@ NAMES = ("BertModel", "LlamaModel", "NomicBertModel", "DebertaV2Model")
 BY_NAME = {case.name: case for case in CASES}
 
 
-def made(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
-    """In int8, with a range for each token wherever that is better at all."""
-    monkeypatch.setattr(scales, "_WORTH_A_RANGE_A_TOKEN", 1.0)
+def made(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, worth: float = 1.0) -> Artifact:
+    """In int8, with a range for each token wherever that is as much better: by default wherever it is at all."""
+    monkeypatch.setattr(scales, "_WORTH_A_RANGE_A_TOKEN", worth)
     checkpoint = save_case(folder / "checkpoint", BY_NAME[name])
     return build_artifact(checkpoint, folder / "artifact", precision="int8", verify=False)
 
@@ -55,6 +57,20 @@ def test_the_kernel_gives_what_the_graph_gives(name: str, tmp_path: Path, monkey
     cosines = (rows[0] * rows[1]).sum(1) / np.linalg.norm(rows[0], axis=1) / np.linalg.norm(rows[1], axis=1)
     assert cosines.min() > 0.99
     assert not np.array_equal(rows[0], rows[1]), "the kernel rounds from other numbers, so some codes differ"
+
+
+@needs_bf16
+@needs_kernels
+@pytest.mark.parametrize("worth", [0.8, 1.0])
+def test_products_write_bf16(worth: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not FP32, which takes another pass to be what the kernels read."""
+    artifact = made("BertModel", tmp_path, monkeypatch, worth=worth)
+    with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
+        assert isinstance(engine, OpenVINOEngine)
+        facts = [node.get_rt_info() for node in engine._model.get_runtime_model().get_ops()]
+    written = {it["outputPrecisions"].value for it in facts if it["layerType"].value == "FullyConnected"}
+    assert "bf16" in written
+    assert "f32" not in written
 
 
 @needs_kernels
