@@ -138,7 +138,9 @@ def test_a_memory_bomb_is_answered_within_its_memory(wide: Server, name: str) ->
     check_monster(wide, *BOMBS[name])
 
 
-@pytest.mark.parametrize("name", list(MONSTERS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "prompt" in name else []) for name in MONSTERS]
+)
 def test_everybody_is_answered_beside_a_monstrous_request(wide: Server, name: str) -> None:
     check_monster(wide, *MONSTERS[name])
 

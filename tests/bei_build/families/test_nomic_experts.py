@@ -87,7 +87,7 @@ def test_who_else_is_in_the_batch_changes_nothing(tmp_path: Path) -> None:
             np.testing.assert_allclose(embed(engine, [text])[0], row, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", [BF16, "int8"])
+@pytest.mark.parametrize("precision", [BF16, pytest.param("int8", marks=pytest.mark.slow)])
 def test_it_is_close_in_fewer_bits(precision: str, tmp_path: Path) -> None:
     artifact = build_artifact(save(tmp_path / "nomic"), tmp_path / "artifact", precision=precision)
     certificate = json.loads((artifact.path / "certificate.json").read_text())

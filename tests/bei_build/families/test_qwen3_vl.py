@@ -150,10 +150,10 @@ def test_both_graphs_give_the_librarys_vectors_outside_of_openvino(
     "text",
     [
         {"rope_parameters": rope([3, 1, 2], 500.0)},
-        {"rope_parameters": rope([2, 2, 1])},
-        {"attention_bias": True},
-        {"head_dim": 16, "rope_parameters": rope([4, 2, 2])},
-        {"num_hidden_layers": 2},
+        pytest.param({"rope_parameters": rope([2, 2, 1])}, marks=pytest.mark.slow),
+        pytest.param({"attention_bias": True}, marks=pytest.mark.slow),
+        pytest.param({"head_dim": 16, "rope_parameters": rope([4, 2, 2])}, marks=pytest.mark.slow),
+        pytest.param({"num_hidden_layers": 2}, marks=pytest.mark.slow),
     ],
     ids=["sections", "a short one", "bias", "heads", "layers"],
 )
@@ -167,13 +167,13 @@ def test_settings_of_the_decoder_are_honoured(text: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize(
     "vision",
     [
-        {"hidden_act": "gelu"},
-        {"patch_size": 6},
+        pytest.param({"hidden_act": "gelu"}, marks=pytest.mark.slow),
+        pytest.param({"patch_size": 6}, marks=pytest.mark.slow),
         {"num_position_embeddings": 4},
-        {"num_position_embeddings": 144},
+        pytest.param({"num_position_embeddings": 144}, marks=pytest.mark.slow),
         {"deepstack_visual_indexes": [3]},
-        {"deepstack_visual_indexes": []},
-        {"num_heads": 2},
+        pytest.param({"deepstack_visual_indexes": []}, marks=pytest.mark.slow),
+        pytest.param({"num_heads": 2}, marks=pytest.mark.slow),
     ],
     ids=["act", "patch", "small table", "large table", "last layer", "no layer", "heads"],
 )
