@@ -201,9 +201,19 @@ def in_bf16(ops: Any, value: Any) -> Any:
         return node.input_value(0)
     cast = ops.convert(value, "bf16")
     cast.set_rt_info(True, _IN_BF16)
-    if node.get_type_name() == "Add" and any(it.get_partial_shape().rank != 2 for it in node.input_values()):
-        node.set_rt_info(True, _IN_BF16)  # the bias of a product, whose result has the type of this sum
+    if _is_biased_product(node):
+        node.set_rt_info(True, _IN_BF16)
     return cast.output(0)
+
+
+def _is_biased_product(node: Any) -> bool:
+    """A sum that OpenVINO computes within a product, whose result has the type of the sum."""
+    if node.get_type_name() != "Add" or node.input_value(1).get_partial_shape().rank == 2:
+        return False
+    product = node.input_value(0).get_node()
+    if product.get_type_name() == "Multiply":  # scales of an INT8 product
+        product = product.input_value(0).get_node()
+    return bool(product.get_type_name() == "MatMul")
 
 
 def sized_product(value: Any, width: int) -> tuple[Any, Any, Float32Array] | None:

@@ -17,7 +17,7 @@ import pytest
 from bei.artifact.manifest import ENGINE_DIR, OPENVINO_MODEL, Artifact
 from bei.core import Float32Array
 from bei.engine.load import load_engine
-from bei.engine.normalized_sums import use_norm_kernel
+from bei.engine.normalized_sums import in_bf16, use_norm_kernel
 from bei.engine.packed_attention import installed_kernels
 from bei_build.quantization import scales
 from tests.support.builds import build_artifact, embed
@@ -237,6 +237,23 @@ def test_every_sum_that_a_norm_follows_is_found(
     assert all(node.input_value(0).get_node().get_type_name() != "Add" for node in left)
     if precision == "int8":
         assert any(node.get_type_name() == "FakeQuantize" for node in model.get_ops()), "OpenVINO needs one"
+
+
+def test_of_sums_before_a_cast_only_the_bias_of_a_product_is_narrowed() -> None:
+    import openvino
+
+    ops = openvino.opset13
+    rows, row = ops.parameter([-1, WIDTH], openvino.Type.f32), ops.constant(np.ones(WIDTH, np.float32))
+    product = ops.matmul(rows, ops.constant(np.ones((WIDTH, WIDTH), np.float32)), False, True)
+    biased, scaled = ops.add(product, row), ops.add(ops.multiply(product, row), row)
+    for total, is_narrow in (
+        (biased, True),
+        (scaled, True),
+        (ops.add(rows, row), False),
+        (ops.add(product, rows), False),
+    ):
+        in_bf16(ops, total.output(0))
+        assert ("enforceBF16evenForGraphTail" in dict(total.get_rt_info().items())) == is_narrow
 
 
 def test_a_package_without_the_operation_is_used_for_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
