@@ -1,11 +1,11 @@
 """The engine alone against eager PyTorch, on the mixed-length workload: tokens per second.
 
-    python -m benchmarks.engine [--shape minilm|bert-base] [--repetitions 7] [--kernels]
+    python -m benchmarks.engine [--shape minilm|bert-base|decoder-0.5b] [--repetitions 7] [--kernels] [--length 512]
 
-Both sides get the same sequences, sorted by length. PyTorch runs the Hugging Face model on padded batches of at most
-512 and of at most 2048 padded tokens, and the better of the two counts. Without BF16 in the CPU nothing is measured in
-BF16. ``--kernels`` compares the engine with ``bei-kernels-cpu`` and without it instead, and their vectors, and says
-what share of the speed of products alone it attains.
+Both sides get the same sequences, sorted by length; ``--length`` gives all of them that many tokens. PyTorch runs the
+Hugging Face model on padded batches of at most 512 and of at most 2048 padded tokens, and the better of the two counts.
+Without BF16 in the CPU nothing is measured in BF16. ``--kernels`` compares the engine with ``bei-kernels-cpu`` and
+without it instead, and their vectors, and says what share of the speed of products alone it attains.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio, seconds
 from benchmarks.harness.texts import mixed_lengths
 
-_COUNTS = {"minilm": 256, "bert-base": 64}
+_COUNTS = {"minilm": 256, "bert-base": 64, "decoder-0.5b": 32}  # sequences of mixed lengths
 _LONGEST = 447
+_MAX_SEQ_LEN = 512
 _PADDED_TOKENS = (512, 2048)
 _PRECISIONS = ("bf16", "fp32", "int8")
 
@@ -40,29 +41,36 @@ Sides: TypeAlias = dict[str, Callable[[], float]]
 
 
 def main() -> None:
-    options = parsed(__doc__, shape=tuple(_COUNTS), repetitions=7, kernels=False)
-    lengths = mixed_lengths(_COUNTS[options.shape], _LONGEST)
+    options = parsed(__doc__, shape=tuple(_COUNTS), repetitions=7, kernels=False, length=0, precisions=[*_PRECISIONS])
+    lengths = _lengths(_COUNTS[options.shape], options.length)
+    suffix = f"{options.shape}-{options.length}" if options.length else options.shape
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         scratch = Path(folder)
         checkpoint = checkpoint_folder(options.shape, scratch)
         artifacts = {
-            precision: built(checkpoint, scratch, max_seq_len=512, precision=precision)
-            for precision in precisions(*_PRECISIONS)
+            precision: built(checkpoint, scratch, max_seq_len=_MAX_SEQ_LEN, precision=precision)
+            for precision in precisions(*options.precisions)
         }
         if options.kernels:
             found = _kernels(checkpoint, artifacts, lengths, options.repetitions, stack)
-            write(f"kernels-{options.shape}", found)
+            write(f"kernels-{suffix}", found)
             return
         sides = _beside_torch(checkpoint, artifacts, lengths, stack)
         results = alternate(sides, options.repetitions)
-    write(f"engine-{options.shape}", {**_summary(results), "sides": results})
+    write(f"engine-{suffix}", {**_summary(results), "sides": results})
+
+
+def _lengths(count: int, length: int) -> list[int]:
+    """Mixed ones, or about as many tokens in sequences of ``length``."""
+    mixed = mixed_lengths(count, _LONGEST)
+    return [length] * round(sum(mixed) / length) if length else mixed
 
 
 def _kernels(
     checkpoint: Path, artifacts: Mapping[str, Artifact], lengths: list[int], repetitions: int, stack: ExitStack
 ) -> dict[str, Any]:
     sides, cosines = _with_and_without_kernels(artifacts, lengths, stack)
-    floats = precisions("bf16", "fp32")
+    floats = [name for name in artifacts if name != "int8"]
     for precision in floats:
         sides.update(products(precision))
     results = alternate(sides, repetitions)

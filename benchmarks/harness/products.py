@@ -19,12 +19,15 @@ def products(precision: str) -> dict[str, Callable[[], float]]:
     return {f"product {precision}, {name}": _product(precision, *size) for name, size in _SIZES.items()}
 
 
-def operations_per_token(config: Mapping[str, int], lengths: Sequence[int]) -> float:
-    """Of BERT's layers: linear layers, and attention of sequences of these lengths. Norms and the like do not count."""
+def operations_per_token(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+    """Of the layers of BERT or of Qwen2: linear layers, and attention of sequences of these lengths. Norms and the like
+    do not count."""
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
-    linear = 2 * (4 * hidden**2 + 2 * hidden * intermediate)
-    attention = 4 * hidden * sum(length**2 for length in lengths) / sum(lengths)
-    return config["num_hidden_layers"] * (linear + attention)
+    decoder = config["model_type"] == "qwen2"  # causal, with a gate beside the first product of its feed-forward part
+    keys = hidden * config["num_key_value_heads"] // config["num_attention_heads"] if decoder else hidden
+    linear = 2 * hidden * (2 * hidden + 2 * keys + (3 if decoder else 2) * intermediate)
+    pairs = sum(length * (length + 1) / 2 if decoder else length**2 for length in lengths)  # of a query and a key
+    return float(config["num_hidden_layers"] * (linear + 4 * hidden * pairs / sum(lengths)))
 
 
 def share_of_products(results: Mapping[str, Mapping[str, Any]], side: str, precision: str, per_token: float) -> float:
