@@ -210,4 +210,5 @@ def text_or_pair(value: object, index: int) -> Input:
 
 
 def _malformed(value: object, index: int, param: str, expected: str) -> MalformedRequestError:
-    return MalformedRequestError(f"{param} {index} has the type {_kind_of(value)}, and must be {expected}.", param)
+    found = "is null (None)" if value is None else f"has the type {_kind_of(value)}"
+    return MalformedRequestError(f"{param} {index} {found}, and must be {expected}.", param)

@@ -34,7 +34,7 @@ from tests.support.engines import NaNEngine, PickyEngine
     [
         ("", EmptyInputError, "inputs 1500 is an empty text"),
         (float("nan"), MalformedRequestError, "inputs 1500 has the type float, and must be a text"),
-        (None, MalformedRequestError, "inputs 1500 has the type NoneType"),
+        (None, MalformedRequestError, r"inputs 1500 is null \(None\), and must be"),
         (b"cat", InvalidImageError, "inputs 1500 is an image"),
         (7, MalformedRequestError, "token ids of one input"),
         ([2, "a"], MalformedRequestError, "does not hold token ids alone"),
