@@ -6,12 +6,11 @@ import base64
 import binascii
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -133,8 +132,7 @@ def named_error(error: ErrorT, images: Seq[ImageInput], one: ImageInput | None =
 
 @dataclass(frozen=True, slots=True)
 class MixedInput:
-    """One input of texts and images in order, for models whose decoder reads both; it has an image. ``parts`` are as of
-    ``joined_texts``."""
+    """One input of texts and images in order, for models whose decoder reads both; it has an image."""
 
     parts: tuple[str | ImageInput, ...]
 
@@ -152,16 +150,6 @@ class MixedInput:
     def held_bytes(self) -> int:
         """As of an image."""
         return sum(len(part) if isinstance(part, str) else part.held_bytes for part in self.parts)
-
-
-def joined_texts(parts: Iterable[str | ImageInput]) -> list[str | ImageInput]:
-    """``parts`` of one input, in which texts beside each other are one. Between these there is a line break, as vLLM
-    writes it for templates of plain strings; beside an image nothing, as in the models' own templates."""
-    found: list[str | ImageInput] = []
-    for is_text, some in groupby(parts, lambda part: isinstance(part, str)):
-        inputs = [*some]
-        found += ["\n".join(map(str, inputs))] if is_text else inputs
-    return found
 
 
 class MadeOnce(Generic[T]):

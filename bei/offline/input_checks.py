@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from bei.errors import EmptyInputError, MalformedRequestError
-from bei.image.source import ImageInput, MixedInput, joined_texts, placed
+from bei.image.source import ImageInput, MixedInput, placed
 from bei.tokenizer.encoder import Input
 from bei.utils.surrogates import check_characters
 
@@ -113,7 +113,7 @@ def _mixed(value: object, index: int, param: str) -> MixedInput | None:
     parts = [_part(one, index, param) for one in given]
     if all(isinstance(part, str) for part in parts):
         raise MalformedRequestError(f"{param} {index} has no image in its content: give its text alone.", param)
-    return MixedInput((*joined_texts(parts),))
+    return MixedInput((*parts,))
 
 
 def _part(value: object, index: int, param: str) -> str | ImageInput:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -87,11 +88,14 @@ async def pairs_to_read(
 def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None) -> list[ModelInput]:
     """``pairs`` as a model reads them together: texts, and of a model that reads images in a pair its text with the
     images in their places. Raises InvalidImageError for images of other models, and for more than it reads."""
+    # By identity: many pairs have one query, whose parts may be many.
+    sides = {id(side): side for pair in pairs for side in pair if isinstance(side, MixedInput)}
+    mixed = {key: _parts_of(side) for key, side in sides.items()}
     written: dict[_Pieces, _Pieces] = {}
     asked = [
         cast("tuple[str, str]", pair)
         if isinstance(pair[0], str) and isinstance(pair[1], str)
-        else _with_images(service, pair, instruction, written)
+        else _with_images(service, pair, mixed, instruction, written)
         for pair in pairs
     ]
     # A query's image is fetched, decoded and kept once, not once for each document.
@@ -110,14 +114,25 @@ def reads_images(manifest: Manifest) -> bool:
     return bool(tower and tower.sequence and tower.sequence.around) and "rerank" in manifest.tasks
 
 
+def _parts_of(side: MixedInput) -> list[str | ImageInput]:
+    """Its images, and between them what the model reads of texts, each in one piece."""
+    found: list[str | ImageInput] = []
+    for is_text, some in groupby(side.parts, lambda part: isinstance(part, str)):
+        parts = [*some]
+        found += ["".join(map(str, parts))] if is_text else parts
+    return found
+
+
 def _with_images(
     service: ModelService,
     pair: ComparedPair,
+    mixed: Mapping[int, list[str | ImageInput]],
     instruction: str | None,
     written: dict[_Pieces, _Pieces],
 ) -> ImagesInText:
-    """``written``: texts of all pairs, of which equal ones are kept once (those between images of a query)."""
-    parts = [[*one.parts] if isinstance(one, MixedInput) else [one] for one in pair]
+    """``mixed``: the parts of sides with texts and images, by their identities. ``written``: texts of all pairs, of
+    which equal ones are kept once: those between a query's images are in each."""
+    parts = [mixed[id(one)] if isinstance(one, MixedInput) else [one] for one in pair]
     images = [part for side in parts for part in side if isinstance(part, ImageInput)]
     tower, template = service.manifest.image_tower, service.manifest.rerank_template
     if tower is None or not tower.sequence or not tower.sequence.around or template is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.image.source import ImageInput, MixedInput, joined_texts
+from bei.image.source import ImageInput, MixedInput
 from bei.server.endpoint.field_schema import NULL, Limits, Text, limits
 
 _IMAGE = "The file, as a data URL (data:image/png;base64,...) or as base64 alone. PNG, JPEG, WEBP, GIF, BMP."
@@ -160,9 +161,13 @@ class JoinedInput(msgspec.Struct):
 
 
 def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput | MixedInput:
-    """The parts of one input: an image, texts, or both in their order (``joined_texts``). Raises InvalidRequestError,
-    also where there are none."""
+    """The parts of one input: an image, texts, or both in their order. Between texts there is a line break, as vLLM
+    writes it for templates of plain strings; beside an image nothing, as in the models' own templates. Raises
+    InvalidRequestError, also where there are none."""
     if not parts:
         raise InvalidRequestError(f"An input in {param} has no parts: send at least one.", param)
-    found = joined_texts(part.model_input(param) for part in parts)
+    found: list[str | ImageInput] = []
+    for is_text, some in groupby([part.model_input(param) for part in parts], lambda one: isinstance(one, str)):
+        inputs = [*some]
+        found += ["\n".join(map(str, inputs))] if is_text else inputs
     return found[0] if len(found) == 1 else MixedInput((*found,))
