@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -155,19 +154,19 @@ Parts: TypeAlias = Annotated[list[JoinedPart], limits(minItems=1, anyOf=[_ALONE,
 
 
 class JoinedInput(msgspec.Struct):
-    """One input: an image, texts, which are joined by line breaks, or (models that read both together) both."""
+    """One input: an image, texts, which alone are joined by line breaks, or (models that read both together) both."""
 
     content: Parts
 
 
 def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput | MixedInput:
-    """The parts of one input: an image, texts, or both in their order. Between texts there is a line break, as vLLM
-    writes it for templates of plain strings; beside an image nothing, as in the models' own templates. Raises
+    """The parts of one input: an image, texts, or both in their order. Texts alone have a line break between them, as
+    vLLM joins them; beside an image nothing is added, as in the models' own templates and in ``bei.Model``. Raises
     InvalidRequestError, also where there are none."""
     if not parts:
         raise InvalidRequestError(f"An input in {param} has no parts: send at least one.", param)
-    found: list[str | ImageInput] = []
-    for is_text, some in groupby([part.model_input(param) for part in parts], lambda one: isinstance(one, str)):
-        inputs = [*some]
-        found += ["\n".join(map(str, inputs))] if is_text else inputs
+    found = [part.model_input(param) for part in parts]
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) == len(found):
+        return "\n".join(texts)
     return found[0] if len(found) == 1 else MixedInput((*found,))
