@@ -186,12 +186,18 @@ class _Replacement:
         """One of the INT8 inputs that the norm becomes."""
         nodes = (reader.get_node() for reader in place.norm.get_target_inputs())  # in any order
         for node in sorted(nodes, key=lambda node: int(node.get_instance_id())):
-            if node.get_type_name() == "RoundedRows" and not node.get_attributes()["is_unsigned"]:
+            if node.get_type_name() == "RoundedRows" and not _is_of_activated(node):
                 return _Codes(list(node.outputs()), _data(node.input_value(1)))
             if (codes := _static_codes(node, place.norm, place.weight.size)) and self._num_fake > 1:
                 self._num_fake -= 1
                 return codes
         return None
+
+
+def _is_of_activated(rounding: Any) -> bool:
+    """True where codes have no sign, or are of GELU of the rows: this kernel has neither."""
+    attributes = rounding.get_attributes()
+    return bool(attributes["is_unsigned"] or attributes.get("has_gelu"))
 
 
 def in_bf16(ops: Any, value: Any) -> Any:
@@ -229,8 +235,11 @@ def sized_product(value: Any, width: int) -> tuple[Any, Any, Float32Array] | Non
         return None
     product, sizes = node.input_values()
     shape = sizes.get_partial_shape()
+    rows = product.get_partial_shape()
     if shape.rank != 2 or shape[1] != 1 or shape[0].is_static:
         return None
+    if rows.rank != 2 or rows[1] != width or rows[0].is_static:
+        return None  # a row for all sizes
     return product, sizes, bias
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bei_kernels_cpu._build import OPENVINO
 
-__version__ = "0.6.1"
+__version__ = "0.6.2"
 __all__ = ["LIBRARY", "OPENVINO", "OPERATIONS"]
 
 # The extension, for ``Core.add_extension``; ``OPENVINO`` is the version that it was compiled for, and runs with alone.

@@ -240,14 +240,12 @@ protected:
         const auto larger = [](Floats a, Floats b) { return a > b ? a : b; };
         Floats most = load<Floats>(scores + from);
         for (int64_t i = from + LANES; i < to; i += LANES) most = larger(most, load<Floats>(scores + i));
-        const float before = _scratch.most[row], now = std::max(before, across(most, larger));
-        if (now == NONE) {  // no key so far
-            std::fill_n(_scratch.weights + r * KEYS_OF_A_BLOCK + from / E::per_unit, (to - from) / E::per_unit, 0);
-            return 1.0f;
-        }
+        const float before = _scratch.most[row], largest = across(most, larger);
+        const float now = before > largest ? before : largest;  // NaN stays
+        const float base = now == NONE ? 0.0f : now;             // no key so far: all weights are 0
         Floats sum = {};
         for (int64_t i = from; i < to; i += LANES) {
-            const Floats weights = exp_of(load<Floats>(scores + i) - now);
+            const Floats weights = exp_of(load<Floats>(scores + i) - base);
             sum += weights;
             store_weights(_scratch.weights + r * KEYS_OF_A_BLOCK + i / E::per_unit, weights);
         }

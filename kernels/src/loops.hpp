@@ -51,9 +51,9 @@ BEI_INLINE void for_columns(size_t width, Body body) {
 }
 
 // One after the other each would wait for the one before it.
-template <class Combine>
-BEI_INLINE float combined(const float *lanes, Combine combine) {
-    float halves[LANES];
+template <class T, class Combine>
+BEI_INLINE T combined(const T *lanes, Combine combine) {
+    T halves[LANES];
     for (size_t lane = 0; lane < LANES; ++lane) halves[lane] = lanes[lane];
 #pragma GCC unroll 8
     for (size_t half = LANES / 2; half; half /= 2)
@@ -65,10 +65,22 @@ BEI_INLINE float total(const float *lanes) {
     return combined(lanes, [](float one, float other) __attribute__((always_inline)) { return one + other; });
 }
 
-BEI_INLINE float larger(float one, float other) { return one < other ? other : one; }
+// The bits of a number without its sign: in their order numbers have theirs, and NaN is above all.
+BEI_INLINE int32_t size_of(float value) {
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits & 0x7fffffff;
+}
 
-BEI_INLINE float largest_of(const float *lanes) {
-    return combined(lanes, [](float one, float other) __attribute__((always_inline)) { return larger(one, other); });
+BEI_INLINE int32_t larger(int32_t one, int32_t other) { return one < other ? other : one; }
+
+// The largest of the sizes in `lanes`, and not less than `least`; NaN where there is one.
+BEI_INLINE float largest_of(const int32_t *lanes, float least) {
+    const int32_t bits = larger(size_of(least), combined(lanes, [](int32_t one, int32_t other)
+        __attribute__((always_inline)) { return larger(one, other); }));
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    return largest;
 }
 
 }  // namespace bei

@@ -50,12 +50,12 @@ BEI_INLINE void round_row(const NormalizedSum &it, size_t r, float *__restrict v
         for_columns(it.width, [&](size_t i, size_t) __attribute__((always_inline)) { values[i] *= factors[i]; });
         factor = 1.0f / it.scale;
     } else {
-        float largest[LANES] = {};
+        int32_t largest[LANES] = {};
         for_columns(it.width, [&](size_t i, size_t lane) __attribute__((always_inline)) {
             values[i] *= factors[i];
-            largest[lane] = larger(largest[lane], __builtin_fabsf(values[i]));
+            largest[lane] = larger(largest[lane], size_of(values[i]));
         });
-        const float size = larger(LEAST_SIZE, largest_of(largest));
+        const float size = largest_of(largest, LEAST_SIZE);
         it.sizes[r] = size;
         factor = 127.0f / size;
     }

@@ -35,7 +35,7 @@ public:
         NODE_VALIDATION_CHECK(this, get_input_size() == 4 + 2 * size_t(_of.has_sizes) + size_t(_of.has_codes));
         const auto &rows = get_input_partial_shape(0);
         NODE_VALIDATION_CHECK(this, rows.rank().compatible(2) && get_input_partial_shape(1).rank().compatible(2));
-        NODE_VALIDATION_CHECK(this, get_input_partial_shape(1)[1].compatible(rows[1]));
+        NODE_VALIDATION_CHECK(this, get_input_partial_shape(1).compatible(rows), "a row of the residual for each row");
         for (size_t i = 2; i < get_input_size(); ++i) {
             const auto &shape = get_input_partial_shape(i);
             NODE_VALIDATION_CHECK(this, get_input_element_type(i) == ov::element::f32, "all other inputs are f32");
@@ -85,6 +85,8 @@ public:
             if (_of.scale == 0.0f) it.sizes = outputs[output++].data<float>();
         }
         const size_t num_rows = inputs[0].get_shape()[0];
+        for (size_t i : {size_t(1), size_t(_of.has_sizes ? 4 : 1)})
+            OPENVINO_ASSERT(inputs[i].get_shape()[0] == num_rows, "NormalizedSum: input ", i, " has not ", num_rows, " rows");
         tbb::parallel_for(tbb::blocked_range<size_t>(0, num_rows, ROWS_OF_A_PART), [&](const auto &range) {
             normalize_sums(it, range.begin(), range.end());
         });

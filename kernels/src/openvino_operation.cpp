@@ -51,6 +51,15 @@ public:
         NODE_VALIDATION_CHECK(this, get_input_size() == 4 + num_rare);
         NODE_VALIDATION_CHECK(this, _of.num_heads > 0 && _of.num_kv_heads > 0 && _of.head_dim > 0);
         NODE_VALIDATION_CHECK(this, _of.num_heads % _of.num_kv_heads == 0);
+        for (size_t i = 4; i < get_input_size() - size_t(_of.has_biases); ++i)
+            NODE_VALIDATION_CHECK(this, get_input_element_type(i) == ov::element::i32, "lengths and rows are i32");
+        if (_of.has_biases) {
+            const size_t last = get_input_size() - 1;
+            const auto &shape = get_input_partial_shape(last);
+            NODE_VALIDATION_CHECK(this, get_input_element_type(last) == ov::element::f32, "biases are f32");
+            NODE_VALIDATION_CHECK(this, shape.rank().compatible(2) && shape[0].compatible(_of.num_heads), "of each head");
+            NODE_VALIDATION_CHECK(this, shape[1].is_dynamic() || shape[1].get_length() % 2 == 1, "as many on each side");
+        }
         const int64_t offsets[] = {_of.query_offset, _of.key_offset, _of.value_offset};
         for (size_t i = 0; i < 3; ++i) {
             const int64_t end = offsets[i] + (i ? _of.num_kv_heads : _of.num_heads) * _of.head_dim;
@@ -97,6 +106,8 @@ public:
         it.context = outputs[0].data();
         it.starts = inputs[3].data<const int32_t>();
         it.num_sequences = inputs[3].get_size() - 1;
+        OPENVINO_ASSERT(inputs[3].get_size() > 0, "PackedAttention: the end of the last sequence is missing");
+        OPENVINO_ASSERT(!_of.has_key_lens || inputs[4].get_size() == it.num_sequences, "PackedAttention: key lengths");
         it.key_lens = _of.has_key_lens ? inputs[4].data<const int32_t>() : nullptr;
         if (_of.has_shared) {
             const size_t index = 4 + size_t(_of.has_key_lens);

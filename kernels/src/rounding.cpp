@@ -40,13 +40,13 @@ BEI_INLINE void round_row(const RowRounding &it, size_t r, float *__restrict val
     activate<Input, HasGelu>(it, r, values);
     const float *__restrict factors = it.factors;
     const float least = it.least;
-    float largest[LANES] = {};
+    int32_t largest[LANES] = {};
     for_columns(it.width, [&](size_t i, size_t lane) __attribute__((always_inline)) {
         const float above = values[i] - least;
         values[i] = (IsUnsigned && above < 0.0f ? 0.0f : above) * factors[i];
-        largest[lane] = larger(largest[lane], __builtin_fabsf(values[i]));
+        largest[lane] = larger(largest[lane], size_of(values[i]));
     });
-    const float size = larger(LEAST_SIZE, largest_of(largest));
+    const float size = largest_of(largest, LEAST_SIZE);
     it.sizes[r] = size;
     const float factor = (IsUnsigned ? 255.0f : 127.0f) / size;
     uint8_t *__restrict codes = static_cast<uint8_t *>(it.codes) + r * it.width;

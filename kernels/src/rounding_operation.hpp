@@ -70,6 +70,7 @@ public:
         it.codes = outputs[0].data();
         it.sizes = outputs[1].data<float>();
         const size_t num_rows = inputs[0].get_shape()[0];
+        OPENVINO_ASSERT(!_of.has_sizes || inputs[2].get_size() == num_rows, "RoundedRows: not a size for each row");
         tbb::parallel_for(tbb::blocked_range<size_t>(0, num_rows, ROWS_OF_A_PART),
                           [&](const tbb::blocked_range<size_t> &range) { round_rows(it, range.begin(), range.end()); });
         return true;
