@@ -18,6 +18,7 @@ import msgspec
 
 from bei.artifact.signing_keys import EXTRA, fingerprint, from_openssh_line, openssh_line
 from bei.errors import ArtifactSignatureError, ArtifactUntrustedError, MissingDependencyError
+from bei.utils.durable_files import sync_folder, write_to_disk
 from bei.utils.libraries import importing
 from bei.utils.untrusted_files import UnfitError, read_bounded, unique_keys, within
 
@@ -73,8 +74,9 @@ def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey, scratch: 
         signature=base64.b64encode(key.sign(_message(digest))).decode(),
     )
     file = scratch / SIGNATURE
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    write_to_disk(file, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     os.replace(file, folder / SIGNATURE)
+    sync_folder(folder)
     return ArtifactSignature(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
 
 

@@ -33,6 +33,7 @@ from bei.errors import (
     ArtifactSchemaNewerError,
     ArtifactSignatureError,
 )
+from bei.utils.durable_files import sync_folder, write_to_disk
 from bei.utils.untrusted_files import UnfitError, read_bounded, unique_keys
 
 if TYPE_CHECKING:
@@ -172,9 +173,11 @@ def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate,
         _remove_leftovers(path, _CERTIFYING)
         with tempfile.TemporaryDirectory(prefix=_CERTIFYING, dir=path) as scratch:
             for name, content in contents.items():
-                (Path(scratch) / name).write_bytes(content)
+                write_to_disk(Path(scratch) / name, content)
+            sync_folder(Path(scratch))
             os.rename(scratch, path / _COMPLETE)
         _complete(path)
+        sync_folder(path)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
 
 

@@ -60,10 +60,11 @@ class EmbedTask(ModelRequest, frozen=True, kw_only=True):
 
     ``prompt_name``, ``input_type``, ``prompt``: the prompt of texts, and the side that they are on
     (``bei.tokenizer.prompts``). ``is_bare``: texts have no prompt and no side, whatever the model's default.
-    ``dimensions``: dense vectors are cut to so many components (Matryoshka) before they are normalized. ``normalize``
-    None: as the checkpoint says. ``top_k``: only so many of the largest weights of a sparse vector
-    (sentence-transformers' ``max_active_dims``). ``late_chunking``: inputs are chunks of one document, which the model
-    reads whole. ``param`` and ``dimensions_param``: the fields that errors blame.
+    ``dimensions``: dense vectors are cut to so many components (Matryoshka) before they are normalized.
+    ``normalize`` None: as the checkpoint says of dense vectors, or as the model's late interaction has vectors of
+    tokens. ``top_k``: only so many of the largest weights of a sparse vector (sentence-transformers'
+    ``max_active_dims``). ``late_chunking``: inputs are chunks of one document, which the model reads whole.
+    ``param`` and ``dimensions_param``: the fields that errors blame.
     """
 
     prompt_name: str | None = None
@@ -234,12 +235,13 @@ async def dropped_tokens(
 
 
 async def embed_tokens(service: ModelService, checked: CheckedTask, *, ticket: Ticket) -> TokenEmbeddings:
-    """A vector a token of each text, of unit length in models for late interaction (arXiv:2004.12832), which read and
-    answer queries and documents as their role says."""
+    """A vector a token of each text, unless the task says otherwise of unit length in models for late interaction
+    (arXiv:2004.12832), which read and answer queries and documents as their role says."""
     manifest = service.manifest
     asked = checked.model_request(checked.task.options)
     answer = await service.infer(asked, ticket=ticket, outputs={"token_embedding"})
-    unit = any(output.unit_length for output in manifest.outputs if output.name == "token_embedding")
+    of_model = any(output.unit_length for output in manifest.outputs if output.name == "token_embedding")
+    unit = of_model if checked.task.normalize is None else checked.task.normalize
     lengths = answer.lengths
     num_numbers = sum(lengths) * (manifest.dimension("token_embedding") or 0)
     made = await off_loop_if_large(partial(_token_vectors, answer, checked.role, unit), num_numbers)

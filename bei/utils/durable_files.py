@@ -16,15 +16,20 @@ def write_durably(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         with naming_full_disk(path.parent):
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_to_disk(partial, content)
             os.replace(partial, path)
             sync_folder(path.parent)
     except BaseException:  # raised again: nothing half-written is left
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_to_disk(path: Path, content: bytes) -> None:
+    """Write ``path``, and return when its bytes are on the disk; ``sync_folder`` sees to its name."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

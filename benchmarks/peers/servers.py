@@ -41,10 +41,17 @@ def infinity(peer: Peer, model: Model, folder: Path, port: int, binaries: Mappin
 
 
 def vllm(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
+    """By its module: its program looks for a package of another name than the build for CPUs has. On all cores, of
+    which it would leave one to others."""
     flags = ["--served-model-name", _NAME, "--port", port, "--host", "127.0.0.1", "--runner", "pooling"]
-    command = [_program(peer, "vllm"), "serve", folder, *flags, "--max-model-len", model.max_tokens]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return Served([*command, *peer.settings["flags"]], environment=environment)
+    module = [_program(peer, "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command = [*module, *flags, "--max-model-len", model.max_tokens, *peer.settings["flags"]]
+    return Served(command, environment=environment)
 
 
 def llama(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:

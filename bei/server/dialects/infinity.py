@@ -153,12 +153,12 @@ class ClassifyRequest(Tiered, kw_only=True):
 
 
 async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
-    """Embed texts, in their order."""
+    """Embed texts, in their order: vectors of unit length."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(is_base64=body.encoding_format == "base64")
     service = context.able("embed", body.model)
     dimensions = agreed(body, "dimensions", "output_dimension") if body.dimensions else body.output_dimension
-    asked = EmbedTask(texts, dimensions=dimensions, param="input")
+    asked = EmbedTask(texts, dimensions=dimensions, normalize=True, param="input")  # whatever the checkpoint says
     found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply({**render(found.answer, service.name, form), **_made("infinity")})
 

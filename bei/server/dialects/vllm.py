@@ -7,6 +7,8 @@ github.com/vllm-project/vllm, ``vllm/entrypoints``.
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, cast
@@ -55,7 +57,7 @@ from bei.server.endpoint.shared_fields import Controls, Model
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.chat_embeddings import with_chats
-from bei.server.routes.openai_embeddings import Usage
+from bei.server.routes.openai_embeddings import EmbeddingResponse, SparseEmbeddingResponse, Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
@@ -113,6 +115,20 @@ class ScoreResponse(TypedDict):
     model: str
     data: list[Score]
     usage: Usage
+
+
+class MadeEmbeddingResponse(EmbeddingResponse):
+    """OpenAI's, with what vLLM says beside it."""
+
+    id: str
+    created: int
+
+
+class MadeSparseEmbeddingResponse(SparseEmbeddingResponse):
+    """Where `output_dtype` is sparse."""
+
+    id: str
+    created: int
 
 
 class Version(TypedDict):
@@ -210,12 +226,12 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
         for side, texts in sides.items():  # which are read by themselves
             context.check_inputs(texts, side)
         asked_apart = read_apart(service, dict.fromkeys(text for pair in pairs for text in pair))
-        if body.score_mode is not None:  # without one, an embedder's answer never depended on the field
-            check_alone(body.score_mode, {"use_activation": raw or None})
         asked = CompareTask(
             cast("Seq[ModelInput]", pairs), body.encoding_options(), mode=body.score_mode, weights=body.score_weights
         )
-        checked_weights(service, asked.mode, asked.weights)
+        kinds = checked_weights(service, asked.mode, asked.weights)
+        if body.score_mode is not None or "multi_vector" in kinds:  # cosines never depended on the field
+            check_alone(body.score_mode or "multi_vector", {"use_activation": raw or None})
         scores = await compare(service, asked, ticket=context.admit(service, asked_apart))
     values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
 
@@ -356,12 +372,33 @@ def _uncut(body: Controls) -> None:
         body.truncate = False
 
 
+def _as_vllm_embeds(body: openai_embeddings.EmbeddingRequest) -> None:
+    """``embed_dtype`` is of base64: numbers in JSON stay float32."""
+    _uncut(body)
+    if body.encoding_format != "base64":
+        body.embed_dtype = None
+
+
+def _made(route: Route[Any]) -> Route[Any]:
+    """``route`` of embeddings, with the id and the time that vLLM's answers have."""
+
+    async def handle(request: Any, context: RequestContext) -> Reply:
+        reply = await route.handle(request, context)
+        content = {**cast("dict[str, object]", reply.content), "id": f"embd-{uuid.uuid4().hex}"}
+        return msgspec.structs.replace(reply, content={**content, "created": int(time.time())})
+
+    handle.__doc__ = route.handle.__doc__
+    answer = {**route.example.answer, "id": f"embd-{HEX}", "created": CREATED}
+    response = (MadeEmbeddingResponse, MadeSparseEmbeddingResponse)
+    return replace(route, handle=handle, response=response, example=route.example._replace(answer=answer))
+
+
 def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect:
     """The dialect of vLLM, with routes that read the served models and their state."""
     accepts_ids = config.openai_token_ids == "accept"
     classifying = next(route for route in classify.ROUTES if route.path == "/classify")
+    embedding = with_chats(openai_embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids))
     routes: tuple[Route[Any], ...] = (
-        with_chats(openai_embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids)),
         SCORE,
         replace(SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,
@@ -369,7 +406,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
         classifying,
         replace(classifying, path="/v1/classify"),
     )
-    inference = (adjusted(route, _uncut) for route in routes)
+    inference = (adjusted(_made(embedding), _as_vllm_embeds), *(adjusted(route, _uncut) for route in routes))
     return Dialect(
         "vllm",
         "vLLM",

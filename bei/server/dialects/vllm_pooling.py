@@ -159,10 +159,10 @@ async def _pool_scores(body: PoolingRequest, inputs: Seq[PooledInput], context: 
 async def _pool_token_vectors(body: PoolingRequest, texts: Seq[PooledInput], context: RequestContext) -> Reply:
     service = context.able("embed_tokens", body.model)
     context.check_inputs(texts, "input")
-    _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
     inputs = cast("Seq[ModelInput]", texts)  # which ``check_task`` makes of them
-    task = EmbedTask(inputs, body.encoding_options(), is_bare=body.messages is None)
+    normalize = _are_unit_token_vectors(service, body.use_activation)
+    task = EmbedTask(inputs, body.encoding_options(), is_bare=body.messages is None, normalize=normalize)
     checked = check_task(service, task, "embed_tokens")
     ticket = context.admit(service, checked.task.inputs, bytes_per_token=width * FLOAT_BYTES)
     answer = await embed_tokens(service, checked, ticket=ticket)
@@ -170,15 +170,11 @@ async def _pool_token_vectors(body: PoolingRequest, texts: Seq[PooledInput], con
     return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
 
 
-def _check_activation(service: InferenceService, asked: bool | None) -> None:
-    """``use_activation`` is vLLM's word for unit length, which token vectors have or have not. Raises
-    InvalidRequestError."""
-    unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
-    if asked is not None and asked is not unit:
-        have = "have unit length" if unit else "keep their lengths"
-        raise InvalidRequestError(
-            f"use_activation {asked}: token vectors of {service.name} {have}. Leave it out.", "use_activation"
-        )
+def _are_unit_token_vectors(service: InferenceService, asked: bool | None) -> bool | None:
+    """``use_activation``, which is vLLM's word for unit length. Where a request does not say, vLLM takes what the
+    checkpoint says of its dense vectors. None: as the model's late interaction has them."""
+    embedding = service.manifest.embedding
+    return embedding.normalize if asked is None and embedding is not None else asked
 
 
 async def _pool_token_scores(body: PoolingRequest, inputs: Seq[PooledInput], context: RequestContext) -> Reply:

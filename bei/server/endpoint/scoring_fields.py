@@ -90,7 +90,8 @@ async def pair_scores(
         given = cast("Seq[ModelInput]", pairs)
         task = RerankTask(given, body.encoding_options(), raw=raw, instruction=instruction, label=body.label)
         return await rerank(service, task, ticket=ticket)
-    check_alone(body.score_mode, {"label": body.label, "raw_scores": raw or None, "instruction": instruction})
+    asked_raw = "use_activation" if getattr(body, "use_activation", None) is False else "raw_scores"
+    check_alone(body.score_mode, {"label": body.label, asked_raw: raw or None, "instruction": instruction})
     inputs = cast("Seq[ModelInput]", pairs)
     asked = CompareTask(inputs, body.encoding_options(), mode=body.score_mode, weights=body.score_weights)
     return await compare(service, asked, ticket=ticket)

@@ -114,7 +114,7 @@ class DocumentsRequest(RerankControls, kw_only=True):
     top_n: TopN | None = None
     return_documents: bool | None = None
     rank_fields: Annotated[list[str], limits(uniqueItems=True)] | None = None
-    max_tokens_per_doc: Annotated[int, Meta(ge=0, description="Special tokens counted. Null or 0: all.")] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, description="Without special tokens. Null or 0: all.")] | None = None
     return_text: Annotated[Refused, refused("send return_documents", False)] = UNSET
 
     _limits: ClassVar[Limits] = (_TEXT_UNLESS_NAMED,)
@@ -340,15 +340,19 @@ def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str
 async def shortened(
     service: InferenceService, documents: Seq[Compared], max_tokens: int | None, ticket: Ticket
 ) -> tuple[list[Compared], set[int]]:
-    """``documents``, each text cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
+    """``documents``, each text cut to its first ``max_tokens`` tokens, special ones not counted, as in vLLM; and the
+    indices of those that were cut."""
     texts = {index: one for index, one in enumerate(documents) if isinstance(one, str)}
     if max_tokens and any(isinstance(one, MixedInput) for one in documents):
         message = "max_tokens_per_doc is of texts, and a document has an image beside its text: leave it out."
         raise InvalidRequestError(message, "max_tokens_per_doc")
     if not texts or not max_tokens or max_tokens >= service.manifest.max_seq_len:
         return list(documents), set()
-    options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
-    encodings = await service.encode(ModelRequest([*texts.values()], options), ticket=ticket)
+    options = EncodingOptions(
+        truncate=True, direction="right", max_tokens=max_tokens, add_special_tokens=False, with_spans=True
+    )
+    # A text without tokens is an error by itself, and none in a pair.
+    encodings = await service.encode(ModelRequest([*texts.values()], options, failed={}), ticket=ticket)
     shorter = list(documents)
     cut = set()
     for (index, text), encoding in zip(texts.items(), encodings, strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from bei.artifact.manifest import OutputInfo
@@ -129,19 +130,26 @@ def test_late_chunking_of_token_ids_is_refused(kinds: App) -> None:
         check_error(response, 400, "late_chunking works with texts only, not with token ids", param="late_chunking")
 
 
+@pytest.mark.parametrize("normalized", [None, False, True])
 @pytest.mark.parametrize("unit_length", [False, True])
-def test_token_vectors_have_the_length_that_the_model_gives_them(unit_length: bool, tmp_path: Path) -> None:
+def test_token_vectors_have_the_length_that_vllm_gives_them(
+    unit_length: bool, normalized: bool | None, tmp_path: Path
+) -> None:
+    """What the request says, else what the checkpoint says of its dense vectors, else what late interaction has. Raw
+    states were answered whatever the checkpoint said, and the other length was refused."""
     output = OutputInfo(name="token_embedding", dimension=TOKEN_DIMENSION, per_token=True, unit_length=unit_length)
+    embedding = None if normalized is None else {"normalize": normalized}
     artifact = save_artifact(
-        tmp_path / "colbert", tasks=["embed_tokens"], outputs=[output], embedding=None, output="token_embedding"
+        tmp_path / "tokens", tasks=["embed_tokens"], outputs=[output], embedding=embedding, output="token_embedding"
     )
     app = App((artifact, KindEngine({"token_embedding": TOKEN_DIMENSION})))
     try:
-        body = {"input": "a", "task": "token_embed"}
-        for asked in (None, unit_length):
-            assert post(app, "/pooling", {**body, "use_activation": asked}).status_code == 200
-        response = post(app, "/pooling", {**body, "use_activation": not unit_length})
-        check_error(response, 400, "Leave it out", param="use_activation")
+        for asked, is_unit in ((None, unit_length if normalized is None else normalized), (True, True), (False, False)):
+            body = {"input": "a", "task": "token_embed", "use_activation": asked}
+            response = post(app, "/pooling", body)
+            assert response.status_code == 200, response.text
+            lengths = np.linalg.norm(response.json()["data"][0]["data"], axis=1)
+            assert np.allclose(lengths, 1, atol=1e-5) is is_unit, lengths
     finally:
         app.close()
 

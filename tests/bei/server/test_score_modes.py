@@ -109,6 +109,14 @@ def test_a_model_for_late_interaction_takes_nothing_of_a_reranker(kinds: App) ->
         check_error(post(kinds, "/rerank", **asked), 400, param="model" if field == "label" else field)
 
 
+@pytest.mark.parametrize("path", [*RERANK, *SCORE])
+def test_maxsim_of_raw_vectors_is_refused_by_the_field_that_asks_for_it(path: str, kinds: App) -> None:
+    """``/score`` answered with cosines, and ``/rerank`` named a field that was not sent."""
+    asked = {"text_1": QUERY, "text_2": TEXTS} if path in SCORE else {"query": QUERY, "documents": TEXTS}
+    response = post(kinds, path, **asked, model="colbert", use_activation=False)
+    check_error(response, 400, "compares vectors, use_activation is of a reranker", param="use_activation")
+
+
 def test_an_image_is_refused_where_pairs_are_read_together_or_no_tower_reads_it(kinds: App) -> None:
     picture = {"image": "data:image/png;base64,AAAA"}
     for fields in ({"model": "reranker"}, {"model": "embedder", "score_mode": "dense"}, {"model": "colbert"}):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from typing import Any
 
 import httpx
@@ -88,3 +90,22 @@ def test_under_its_mount_texts_are_cut_where_the_request_asks_in_any_server_s_wo
     asked = {"input": "cat " * 40, "model": "embedder"}
     assert post(kinds, "/vllm/v1/embeddings", **asked).status_code == 400
     assert post(kinds, "/vllm/v1/embeddings", **asked, **fields).headers["x-truncated-inputs"] == "0"
+
+
+def test_numbers_in_json_are_float32_whatever_embed_dtype_says(kinds: App) -> None:
+    """It is of base64 in vLLM; numbers were rounded to float16."""
+    asked = {"input": TEXTS, "model": "embedder"}
+    plain = answer(kinds, "/vllm/v1/embeddings", **asked)
+    for form in ({}, {"encoding_format": "float"}):
+        assert answer(kinds, "/vllm/v1/embeddings", **asked, **form, embed_dtype="float16")["data"] == plain["data"]
+    coded = answer(kinds, "/vllm/v1/embeddings", **asked, encoding_format="base64", embed_dtype="float16")["data"]
+    halves = [np.frombuffer(base64.b64decode(one["embedding"]), "<f2") for one in coded]
+    expected = [np.array(one["embedding"], np.float32).astype(np.float16) for one in plain["data"]]
+    np.testing.assert_array_equal(halves, expected)
+
+
+def test_embeddings_have_an_id_and_a_time_of_their_own(kinds: App) -> None:
+    first, second = (answer(kinds, "/vllm/v1/embeddings", input="cat", model="embedder") for _ in range(2))
+    assert first["id"] != second["id"]
+    assert first["id"].startswith("embd-")
+    assert abs(first["created"] - time.time()) < 60
