@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, settings
 # Read when the libraries are imported. As bei's commands set them: threads that wait for each other spin.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# PyTorch's threads would meet at each of a tiny model's products, and cores are busy with other processes of the tests:
+# parity took 1.3 times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No example has a time limit, nor has drawing one: a machine that others use stands still now and then. What is drawn
 # is the same in every run, so that a failure is the change's; ``--hypothesis-profile=random`` draws anew.
