@@ -43,7 +43,7 @@ Sides: TypeAlias = dict[str, Callable[[], float]]
 def main() -> None:
     options = parsed(__doc__, shape=tuple(_COUNTS), repetitions=7, kernels=False, length=0, precisions=[*_PRECISIONS])
     lengths = _lengths(_COUNTS[options.shape], options.length)
-    suffix = f"{options.shape}-{options.length}" if options.length else options.shape
+    suffix = options.shape.replace(".", "-") + (f"-{options.length}" if options.length else "")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         scratch = Path(folder)
         checkpoint = checkpoint_folder(options.shape, scratch)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.tables [--write]
 
-In the template ``{NAME[key][key]:format}`` is a value of results/NAME.json, and ``{NAME.machine}`` says where it was
-measured; ``!l`` gives a length. A line ``@NAME[key] key=value | row`` stands for a row for each entry of that object or
-list whose fields have these values, with ``{key}`` and ``{row[...]}``. Without ``--write`` it ends with 1 where the
-README disagrees.
+In the template ``{NAME[key][key]:format}`` is a value of results/NAME.json, ``{NAME.machine}`` says where it was
+measured, and ``{NAME.versions[PACKAGE]}`` with what; ``!l`` gives a length. A line ``@NAME[key] key=value | row``
+stands for a row for each entry of that object or list whose fields have these values, with ``{key}`` and
+``{row[...]}``. Without ``--write`` it ends with 1 where the README disagrees.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Results(_Object):
         content = json.loads((COMMITTED / f"{name}.json").read_bytes(), object_hook=_Object)
         super().__init__(content["results"])
         self._machine = content["machine"]
+        self.versions: dict[str, str] = content.get("versions", {})
 
     @property
     def machine(self) -> str:

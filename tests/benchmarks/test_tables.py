@@ -25,9 +25,11 @@ def test_every_json_has_a_table_or_a_document() -> None:
 
 
 def test_rows_are_made_of_the_entries_that_have_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = '{"machine": {"cpu": "A CPU", "cores": 2, "computes in": ["BF16"]}, "results": {"runs": '
-    content += '[{"load": 0.5, "p99": 1234.5, "ids": [1, 2]}, {"load": 0.9, "p99": 2}], "statuses": {"429": 0.955}}}'
+    content = '{"machine": {"cpu": "A CPU", "cores": 2, "computes in": ["BF16"]}, "versions": {"a-b": "1.2"}, '
+    content += '"results": {"runs": [{"load": 0.5, "p99": 1234.5, "ids": [1, 2]}, {"load": 0.9, "p99": 2}], '
+    content += '"statuses": {"429": 0.955}}}'
     (tmp_path / "one.json").write_text(content)
     monkeypatch.setattr(tables, "COMMITTED", tmp_path)
-    template = "{one.machine}: {one[statuses][429]:.1%}\n@one[runs] load=0.5 | {key} | {row[p99]:,.0f} | {row[ids]!l} |"
-    assert tables.rendered(template) == "A CPU, 2 cores, BF16: 95.5 %\n| 0 | 1,234 | 2 |\n"
+    template = "{one.machine}, {one.versions[a-b]}: {one[statuses][429]:.1%}\n"
+    template += "@one[runs] load=0.5 | {key} | {row[p99]:,.0f} | {row[ids]!l} |"
+    assert tables.rendered(template) == "A CPU, 2 cores, BF16, 1.2: 95.5 %\n| 0 | 1,234 | 2 |\n"
