@@ -2,9 +2,10 @@
 
 They are computed at scrape time from this server's own families. Names, types, labels and units are TEI's (its
 ``router/src/http/server.rs``, ``core/src/infer.rs``, ``core/src/queue.rs``): counters without ``_total``, seconds, no
-label for the model. There are two differences: the stages of ``te_request_*`` are those of inputs, as in
-``te_embed_*``, where TEI takes the mean over the inputs of a request; and ``te_batch_next_*`` has no 0 for a look at an
-empty queue.
+label for the model. There are three differences: the stages of ``te_request_*`` are those of inputs, as in
+``te_embed_*``, where TEI takes the mean over the inputs of a request; ``te_batch_next_*`` has no 0 for a look at an
+empty queue; and ``te_request_failure`` counts by status: its ``batch_size`` is a body that is too large, where TEI's is
+too many inputs, and it knows neither ``tokenization`` nor ``model_type``.
 """
 
 from __future__ import annotations

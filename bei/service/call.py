@@ -14,7 +14,14 @@ import numpy as np
 
 from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Float32Array, Row
-from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
+from bei.errors import (
+    BeiError,
+    EmptyInputError,
+    EngineDeadError,
+    EngineError,
+    InputTooLongError,
+    InvalidRequestError,
+)
 from bei.image.source import ImageInput, ImagesInText
 from bei.metrics.request_timing import CallTimes
 from bei.service.admission import Ticket
@@ -172,7 +179,7 @@ def encoding_of_ids(ids: Seq[int], manifest: Manifest) -> Encoding:
     if not manifest.reads_texts:
         raise no_texts(manifest.name, "input")
     if not ids:
-        raise InvalidRequestError("An input of token ids is empty: leave it out.", "input")
+        raise EmptyInputError("An input of token ids is empty: leave it out.", "input")
     if len(ids) > manifest.max_seq_len:
         raise InputTooLongError(
             f"An input has {len(ids)} token ids, the model takes up to {manifest.max_seq_len}: shorten it.", "input"

@@ -7,7 +7,7 @@ model is for. Under ``/tei`` the model's name is not looked at, as there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -231,6 +231,9 @@ def with_timing(routes: Iterable[Route[Any]]) -> Iterator[Route[Any]]:
         yield replace(route, timing_headers=timing_headers) if route.path in _TIMED else route
 
 
+_HANDLED: Mapping[str, Mapping[str, Any]] = {"/predict": {"handle": classify.predict_as_tei}}
+
+
 def error_form(error: errors.BeiError, status: int, path: str) -> tuple[int, object]:
     """TEI's kinds of errors and their statuses; ours where TEI has none of the kind."""
     kind, status = next((row for cls, row in _KINDS.items() if isinstance(error, cls)), ("Backend", status))
@@ -271,9 +274,16 @@ def decode_route(max_inputs: int) -> Route[Any]:
     )
 
 
-def _unit_length(body: openai_embeddings.EmbeddingRequest) -> None:
-    """Vectors have unit length on OpenAI's route, whatever the checkpoint says."""
-    body.normalize = True if body.normalize is None else body.normalize
+# What TEI reads of a request on OpenAI's route.
+_OPENAI_FIELDS = frozenset(("model", "input", "user", "encoding_format", "dimensions", "service_tier"))
+
+
+def _as_tei_embeds(body: openai_embeddings.EmbeddingRequest) -> None:
+    """Other fields than TEI's are passed over there, and vectors have unit length, whatever the checkpoint says."""
+    for field in msgspec.structs.fields(body):
+        if field.name not in _OPENAI_FIELDS:
+            setattr(body, field.name, field.default)
+    body.normalize = True
 
 
 def root_routes() -> tuple[Route[Any], ...]:
@@ -324,13 +334,13 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
     """The dialect of Hugging Face's TEI, with routes that read the served models and their state."""
     max_inputs = config.max_client_batch_size
     accepts_ids = config.openai_token_ids == "accept"
-    openai = adjusted(openai_embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)
+    openai = adjusted(openai_embeddings.route(max_inputs, accepts_ids=accepts_ids), _as_tei_embeds)
     openai = replace(openai, timing_headers=timing_headers)
     shared = (*embed.routes(max_inputs), *classify.ROUTES, *rerank.routes(max_inputs))
     routes = (
         *root_routes(),
-        *with_timing(route for route in shared if route.path in _TIMED),
-        tokenize.ROUTE,
+        *with_timing(replace(route, **_HANDLED.get(route.path, {})) for route in shared if route.path in _TIMED),
+        replace(tokenize.ROUTE, handle=tokenize.tokenize_as_tei),
         replace(decode_route(max_inputs), handle=decode_as_tei),
         openai,
         replace(openai, path="/embeddings"),

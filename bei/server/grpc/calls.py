@@ -10,10 +10,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -297,8 +298,8 @@ def report_of(reply: Reply) -> object:
     return None if reply.report is None else orjson.loads(whole(reply.report))
 
 
-# The first that fits. What TEI's server has of them it has with these statuses.
-_CODES: Mapping[type[BeiError], str] = {
+# The first that fits.
+_CODES: dict[type[BeiError], str] = {
     errors.UnauthorizedError: "UNAUTHENTICATED",
     errors.ForbiddenError: "PERMISSION_DENIED",
     errors.ModelNotFoundError: "NOT_FOUND",
@@ -318,12 +319,21 @@ _CODES: Mapping[type[BeiError], str] = {
 }
 
 
-def code_of(error: BeiError) -> grpc.StatusCode:
-    """The status of a call that ends with ``error``."""
+# What TEI's server says of a model of another kind, and where its backend fails on an input.
+_OF_TEI: dict[type[BeiError], str] = {
+    errors.TaskNotSupportedError: "FAILED_PRECONDITION",
+    errors.EngineDeadError: "UNAVAILABLE",
+    errors.NotReadyError: "UNAVAILABLE",
+    errors.EngineError: "FAILED_PRECONDITION",
+}
+
+
+def code_of(error: BeiError, path: str = "") -> grpc.StatusCode:
+    """The status of a call of the method ``path`` that ends with ``error``."""
     import grpc
 
-    name = next(name for cls, name in _CODES.items() if isinstance(error, cls))
-    return getattr(grpc.StatusCode, name)
+    codes = chain(_OF_TEI.items() if path.startswith("/tei.") else (), _CODES.items())
+    return getattr(grpc.StatusCode, next(name for cls, name in codes if isinstance(error, cls)))
 
 
 def error_metadata(error: BeiError) -> list[tuple[str, str]]:

@@ -290,7 +290,7 @@ async def _ended(call: RpcCall, context: Any, *, is_last: bool = True) -> bytes:
     """The answer, with its metadata, or the end of the call with its error."""
     if call.error is not None:
         metadata = (*call.trailing, *error_metadata(call.error))
-        await context.abort(code_of(call.error), str(call.error), metadata)
+        await context.abort(code_of(call.error, call.method.path), str(call.error), metadata)
     if is_last:
         context.set_trailing_metadata(tuple(call.trailing))
         if call.account is not None:

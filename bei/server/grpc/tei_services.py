@@ -146,8 +146,8 @@ async def _predict(request: Any, context: RequestContext, model: str | None) -> 
 
 async def _predict_pair(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     pair = [*request.inputs]
-    if len(pair) != 2:
-        raise InvalidRequestError(f"inputs has {len(pair)} texts: send the two of a pair.", "inputs")
+    if len(pair) not in (1, 2):
+        raise InvalidRequestError(f"inputs has {len(pair)} texts: send one, or the two of a pair.", "inputs")
     return await _classified(request, pair, context, model)
 
 
@@ -155,7 +155,7 @@ async def _classified(request: Any, inputs: str | list[str], context: RequestCon
     body = struct_of(
         classify.PredictRequest, inputs=inputs, model=model, raw_scores=request.raw_scores, **_cut(request)
     )
-    reply = await classify.predict(body, context)
+    reply = await classify.predict_as_tei(body, context)
     found = _type("PredictResponse")()
     for entry in _items(reply):
         found.predictions.add(score=float(entry["score"]), label=entry["label"])
@@ -212,7 +212,7 @@ async def _tokenize(request: Any, context: RequestContext, model: str | None) ->
         add_special_tokens=request.add_special_tokens,
         prompt_name=_optional(request, "prompt_name"),
     )
-    reply = await tokenize.tokenize(body, context)
+    reply = await tokenize.tokenize_as_tei(body, context)
     found = _type("EncodeResponse")()
     (tokens,) = _items(reply)
 

@@ -109,7 +109,7 @@ def _one_or_pair(texts: list[str]) -> Input:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-async def predict(body: PredictRequest, context: RequestContext) -> Reply:
+async def predict(body: PredictRequest, context: RequestContext, *, as_tei: bool = False) -> Reply:
     """Labels with their scores, best first: one list for a text or a pair, a list of lists for a batch.
 
     A list of two strings is one pair, which the model reads together; batches are lists of lists.
@@ -118,10 +118,21 @@ async def predict(body: PredictRequest, context: RequestContext) -> Reply:
     inputs, is_batch = inputs_of(body.inputs)
     context.check_inputs(inputs, "inputs")
     context.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
-    asked = ClassifyTask(inputs, body.encoding_options(), raw=body.is_raw())
+    function = tei_function(service) if as_tei else None
+    asked = ClassifyTask(inputs, body.encoding_options(), raw=body.is_raw(), function=function)
     answer = await classify(service, asked, ticket=context.admit(service, inputs, num_around=num_around(service)))
     content = ranked(answer)
     return Reply(content if is_batch else content.make(0, 1)[0], answer.truncated)
+
+
+async def predict_as_tei(body: PredictRequest, context: RequestContext) -> Reply:
+    """Labels with their scores, best first: the softmax of several labels, the sigmoid of an only one."""
+    return await predict(body, context, as_tei=True)
+
+
+def tei_function(service: InferenceService) -> Literal["sigmoid", "softmax"]:
+    """TEI's, which reads none of a checkpoint (``core/src/infer.rs``)."""
+    return "sigmoid" if len(labels_of(service)) == 1 else "softmax"
 
 
 async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Reply:

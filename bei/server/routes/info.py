@@ -125,7 +125,7 @@ class Info(TypedDict):
 _EXAMPLE: dict[str, Any] = {
     "model_id": "sentence-transformers/all-MiniLM-L6-v2",
     "model_sha": None,
-    "model_dtype": "bf16",
+    "model_dtype": "bfloat16",
     "served_model_name": EMBEDDER,
     "model_type": {"embedding": {"pooling": "mean"}},
     "max_concurrent_requests": 15625,
@@ -204,13 +204,18 @@ def info_router(models: Models, config: ServeConfig) -> ApiRouter:
     return router
 
 
+# What TEI calls them.
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_POOLINGS = {"last": "last_token", "sparse": "splade"}
+
+
 def describe(service: InferenceService, config: ServeConfig) -> Info:
     """The facts of one model of a server with ``config``."""
     manifest, certificate = service.manifest, service.certificate
     return {
         "model_id": manifest.source.model,
         "model_sha": manifest.source.revision,
-        "model_dtype": manifest.precision,
+        "model_dtype": _DTYPES.get(manifest.precision, manifest.precision),
         "served_model_name": manifest.name,
         "model_type": model_type(manifest),
         "max_concurrent_requests": max(1, config.max_queue_tokens // manifest.max_seq_len),
@@ -280,4 +285,5 @@ def model_type(manifest: Manifest) -> ModelType:
         by_index = {str(index): label for index, label in enumerate(labels)}
         named: Labels = {"id2label": by_index, "label2id": {label: index for index, label in enumerate(labels)}}
         return {"reranker": named} if "rerank" in manifest.tasks else {"classifier": named}
-    return {"embedding": {"pooling": manifest.embedding.pooling if manifest.embedding else manifest.outputs[0].name}}
+    pooling = manifest.embedding.pooling if manifest.embedding else manifest.outputs[0].name
+    return {"embedding": {"pooling": _POOLINGS.get(pooling, pooling)}}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence as Seq
 from collections.abc import Set
 from dataclasses import replace
 from typing import Annotated, TypedDict
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from bei.core import Encoding
@@ -60,7 +63,8 @@ class PromptRequest(msgspec.Struct, kw_only=True):
 
 
 class Token(TypedDict):
-    """``start`` and ``stop`` count characters of the text, its prompt included; of special tokens they are null."""
+    """``start`` and ``stop`` count characters of the text (under ``/tei`` bytes) and its prompt; of special tokens they
+    are null."""
 
     id: int
     text: str
@@ -78,7 +82,7 @@ class TokenCount(TypedDict):
     token_strs: list[str] | None
 
 
-async def tokenize(body: InputsRequest | PromptRequest, context: RequestContext) -> Reply:
+async def tokenize(body: InputsRequest | PromptRequest, context: RequestContext, *, in_bytes: bool = False) -> Reply:
     """Tokens as the model would read them, but never cut.
 
     `inputs` (TEI) gives a list of tokens for each text, `prompt` (vLLM) ids and their number.
@@ -95,7 +99,9 @@ async def tokenize(body: InputsRequest | PromptRequest, context: RequestContext)
     context.check_inputs(texts, "inputs")
     options = replace(options, with_spans=True)
     asked = (body.prompt_name, body.input_type)
-    if asked != (None, None):
+    if asked == (None, None):
+        texts = list(apply_prompt(service.default_prompt.text, texts))
+    else:
         texts = list(apply_prompt(prompt_of(service.manifest, *asked), texts))
         options = with_role(options, role_of(service.manifest, *asked))
     ticket = context.admit(service, texts, bytes_per_token=_TOKEN_BYTES, whole=True)
@@ -104,15 +110,27 @@ async def tokenize(body: InputsRequest | PromptRequest, context: RequestContext)
 
     def items(start: int, stop: int) -> list[Items]:
         pairs = zip(texts[start:stop], encodings[start:stop], strict=True)
-        return [render_tokens(text, encoding, service.encoder) for text, encoding in pairs]
+        return [render_tokens(text, encoding, service.encoder, in_bytes=in_bytes) for text, encoding in pairs]
 
     return Reply(Items(len(texts), num_bytes, items))
 
 
-def render_tokens(text: str, encoding: Encoding, encoder: TextEncoder) -> Items:
-    """TEI's response for one text, Tokens."""
+async def tokenize_as_tei(body: InputsRequest | PromptRequest, context: RequestContext) -> Reply:
+    """Tokens of each text, never cut. `start` and `stop` count bytes of UTF-8."""
+    return await tokenize(body, context, in_bytes=True)
+
+
+def render_tokens(text: str, encoding: Encoding, encoder: TextEncoder, *, in_bytes: bool = False) -> Items:
+    """TEI's response for one text, Tokens. ``in_bytes``: their places are those of UTF-8."""
     spans = encoding.spans
     assert spans is not None  # they were asked for
+
+    @functools.cache
+    def places() -> npt.NDArray[np.int64]:
+        """Of each character its first byte, and the end."""
+        points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        lengths = 1 + sum((points > last).astype(np.int64) for last in (0x7F, 0x7FF, 0xFFFF))
+        return np.concatenate([[0], np.cumsum(lengths)])
 
     def items(first: int, last: int) -> list[Token]:
         tokens: list[Token] = []
@@ -123,6 +141,8 @@ def render_tokens(text: str, encoding: Encoding, encoder: TextEncoder) -> Items:
                 tokens.append({"id": token_id, "text": name, "special": True, "start": None, "stop": None})
             else:
                 part = text[start:stop]
+                if in_bytes and not text.isascii():
+                    start, stop = int(places()[start]), int(places()[stop])
                 tokens.append({"id": token_id, "text": part, "special": False, "start": start, "stop": stop})
         return tokens
 

@@ -114,7 +114,9 @@ def test_maxsim_of_raw_vectors_is_refused_by_the_field_that_asks_for_it(path: st
     """``/score`` answered with cosines, and ``/rerank`` named a field that was not sent."""
     asked = {"text_1": QUERY, "text_2": TEXTS} if path in SCORE else {"query": QUERY, "documents": TEXTS}
     response = post(kinds, path, **asked, model="colbert", use_activation=False)
-    check_error(response, 400, "compares vectors, use_activation is of a reranker", param="use_activation")
+    assert response.status_code == 400
+    assert "compares vectors, use_activation is of a reranker" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "use_activation"
 
 
 def test_an_image_is_refused_where_pairs_are_read_together_or_no_tower_reads_it(kinds: App) -> None:

@@ -76,7 +76,12 @@ def test_predict(served: Grpc, kinds: App, raw: bool) -> None:
     pair, _ = served.call("/tei.v1.Predict/PredictPair", tei("PredictPairRequest", inputs=["cat", ""]), metadata)
     expected = answer(kinds, "/predict", inputs=["cat", ""], model="classifier")
     assert [one.label for one in pair.predictions] == [one["label"] for one in expected]
-    assert served.error("/tei.v1.Predict/PredictPair", tei("PredictPairRequest", inputs=["a"])).code() is INVALID
+    alone, _ = served.call("/tei.v1.Predict/PredictPair", tei("PredictPairRequest", inputs=["cat"]), metadata)
+    assert [one.label for one in alone.predictions] == [one.label for one in found.predictions]
+    three = tei("PredictPairRequest", inputs=["a", "b", "c"])
+    assert served.error("/tei.v1.Predict/PredictPair", three, metadata).code() is INVALID
+    other = served.error("/tei.v1.Rerank/Rerank", tei("RerankRequest", query="a", texts=["b"]), metadata)
+    assert other.code() is grpc.StatusCode.FAILED_PRECONDITION  # a model of another kind, as TEI has it
 
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -147,7 +152,7 @@ def test_the_first_error_ends_a_stream(served: Grpc) -> None:
 
 def test_info(make_info: Grpc) -> None:
     found, _ = make_info.call("/tei.v1.Info/Info", tei("InfoRequest"))
-    assert (found.version, found.model_id, found.model_dtype) == (__version__, "tiny", "fp32")
+    assert (found.version, found.model_id, found.model_dtype) == (__version__, "tiny", "float32")
     assert (found.model_type, found.max_input_length, found.HasField("sha")) == (0, 16, False)
 
 

@@ -24,7 +24,7 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App, artifact: Arti
     assert found == {
         "model_id": "tiny",
         "model_sha": None,
-        "model_dtype": "fp32",
+        "model_dtype": "float32",
         "served_model_name": "tiny",
         "model_type": {"embedding": {"pooling": "mean"}},
         "max_concurrent_requests": 250000,
@@ -75,7 +75,7 @@ def test_who_has_signed_a_model_is_said(make_app: MakeApp, tmp_path: Path) -> No
     ("model", "model_type"),
     [
         ("embedder", {"embedding": {"pooling": "mean"}}),
-        ("splade", {"embedding": {"pooling": "sparse"}}),
+        ("splade", {"embedding": {"pooling": "splade"}}),
         ("colbert", {"embedding": {"pooling": "token_embedding"}}),
         ("classifier", {"classifier": {"id2label": {"0": "sad", "1": "calm", "2": "glad"}}}),
         ("reranker", {"reranker": {"id2label": {"0": "LABEL_0"}}}),
