@@ -159,11 +159,6 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
                 "leave normalize out.",
                 "normalize",
             )
-    if (task.prompt_name is not None or task.prompt) and {*map(type, task.inputs)} == {list}:
-        raise InvalidRequestError(
-            "A prompt is of texts, and the request has token ids alone, which are read as they are: leave it out.",
-            "prompt" if task.prompt else "prompt_name",
-        )
     if task.late_chunking:
         _check_late_chunking(manifest)
     if manifest.adapters:

@@ -105,6 +105,11 @@ def checked_task(context: RequestContext, service: InferenceService, task: Embed
             "shorten it, or split the request.",
             "prompt",
         )
+    if (task.prompt_name is not None or task.prompt) and {*map(type, task.inputs)} == {list}:
+        raise InvalidRequestError(
+            "A prompt is of texts, and the request has token ids alone, which are read as they are: leave it out.",
+            "prompt" if task.prompt else "prompt_name",
+        )
     if context.has_report and not task.late_chunking:  # empty and unreadable inputs fail alone
         context.check_count(inputs, param)
         empty = {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
