@@ -231,9 +231,6 @@ def with_timing(routes: Iterable[Route[Any]]) -> Iterator[Route[Any]]:
         yield replace(route, timing_headers=timing_headers) if route.path in _TIMED else route
 
 
-_HANDLED: Mapping[str, Mapping[str, Any]] = {"/predict": {"handle": classify.predict_as_tei}}
-
-
 def error_form(error: errors.BeiError, status: int, path: str) -> tuple[int, object]:
     """TEI's kinds of errors and their statuses; ours where TEI has none of the kind."""
     kind, status = next((row for cls, row in _KINDS.items() if isinstance(error, cls)), ("Backend", status))
@@ -330,6 +327,10 @@ def openapi_router() -> ApiRouter:
 _PROBES = ("/health", "/ping", "/")
 
 
+# Of paths that answer otherwise than at the root.
+_HANDLERS: Mapping[str, Any] = {"/predict": classify.predict_as_tei}
+
+
 def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect:
     """The dialect of Hugging Face's TEI, with routes that read the served models and their state."""
     max_inputs = config.max_client_batch_size
@@ -339,7 +340,9 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
     shared = (*embed.routes(max_inputs), *classify.ROUTES, *rerank.routes(max_inputs))
     routes = (
         *root_routes(),
-        *with_timing(replace(route, **_HANDLED.get(route.path, {})) for route in shared if route.path in _TIMED),
+        *with_timing(
+            replace(route, handle=_HANDLERS.get(route.path, route.handle)) for route in shared if route.path in _TIMED
+        ),
         replace(tokenize.ROUTE, handle=tokenize.tokenize_as_tei),
         replace(decode_route(max_inputs), handle=decode_as_tei),
         openai,

@@ -15,7 +15,7 @@ from bei.engine.fake import FakeEngine
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import answer, expected_output, post, save_kind
-from tests.support.artifacts import LIMITS
+from tests.support.artifacts import LIMITS, save_artifact
 
 LABELS = ["sad", "mad", "glad"]
 
@@ -55,6 +55,19 @@ def test_places_of_tokens_are_bytes(text: str, kinds: App) -> None:
         if not token["special"]:
             assert text.encode()[token["start"] : token["stop"]].decode() == token["text"] == at_root["text"]
             assert text[at_root["start"] : at_root["stop"]] == at_root["text"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/tei/tokenize"])
+def test_tokens_are_those_that_are_read_with_the_default_prompt(path: str, tmp_path: Path) -> None:
+    """Texts were shown without it."""
+    artifact = save_artifact(tmp_path / "prompted", prompts={"query": "query: "}, default_prompt_name="query")
+    app = App((artifact, FakeEngine(LIMITS)))
+    try:
+        (tokens,) = answer(app, path, inputs="the cat")
+        assert [tokens] == answer(app, path, inputs="the cat", prompt_name="query")
+        assert [one["text"] for one in tokens][1:4] == ["query", ":", "the"]
+    finally:
+        app.close()
 
 
 def test_openai_s_route_reads_nothing_but_tei_s_fields(make_app: MakeApp, second_artifact: Artifact) -> None:
