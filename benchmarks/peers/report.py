@@ -1,4 +1,4 @@
-"""docs/comparison.md and a page with bars, made of results/peers-MODEL.json.
+"""docs/comparison.md and a page with bars, made of results/peers-MODEL.json and peers-MODEL-amx.json.
 
     python -m benchmarks.peers report [--check] [--html FILE]
 
@@ -22,6 +22,7 @@ from benchmarks.peers.data import table as data
 DOCUMENT = Path(__file__).parents[2] / "docs" / "comparison.md"
 _PRECISIONS = ("fp32", "bf16", "int8")
 _OURS = "bei"
+_AMX = "-amx"
 _BAR_WIDTH, _NAME_WIDTH, _ROW = 380, 250, 22
 
 Rows = list[list[str]]
@@ -54,8 +55,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def results(folder: Path = COMMITTED) -> dict[str, dict[str, Any]]:
-    """What each JSON holds, by model."""
-    return {model: json.loads(path.read_bytes()) for model in data().models if (path := _path(folder, model)).is_file()}
+    """What each JSON holds, by model, or by model and what its CPU has (a file that was renamed, to be kept)."""
+    names = [f"{model}{suffix}" for model in data().models for suffix in ("", _AMX)]
+    return {name: json.loads(path.read_bytes()) for name in names if (path := folder / f"peers-{name}.json").is_file()}
 
 
 def rendered(found: dict[str, dict[str, Any]]) -> str:
@@ -197,7 +199,7 @@ def _described(model: str, content: dict[str, Any]) -> str:
 
 
 def _is_for(model: str, documents: int) -> bool:
-    return (documents > 0) == (data().models[model].task == "rerank")
+    return (documents > 0) == (data().models[model.removesuffix(_AMX)].task == "rerank")
 
 
 def _markdown(header: Sequence[str], rows: Rows) -> str:
@@ -253,7 +255,3 @@ def _bars(name: str, title: str, rates: dict[str, float]) -> str:
 
 def _is_number(value: str) -> bool:
     return value.replace(",", "").replace(".", "").replace("/", "").replace(" ", "").isdigit()
-
-
-def _path(folder: Path, model: str) -> Path:
-    return folder / f"peers-{model}.json"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bei.utils.cpu_count import usable_cores
-from benchmarks.peers.data import Model, Peer, environment_folder
+from benchmarks.peers.data import Model, Peer, cache_folder, environment_folder
 
 _NAME = "measured"
 
@@ -55,10 +56,28 @@ def vllm(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[st
 
 
 def llama(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
-    flags = ["--embeddings", "--pooling", model.pooling, "--host", "127.0.0.1", "--port", port]
+    """Four slots of a model's longest texts; a step has as many tokens as the longest requests of the cells."""
+    flags = ["--embeddings", "--pooling", model.pooling, "--host", "127.0.0.1", "--port", port, "--alias", _NAME]
     sizes = ["--ctx-size", 4 * 2048, "--batch-size", 2048, "--ubatch-size", 2048, "--parallel", 4]
-    command = [binaries["llama-server"], "-m", binaries["gguf"], *flags, *sizes, "--threads", usable_cores()]
-    return Served(command)
+    more = ["--offline", "--threads", usable_cores(), "--threads-batch", usable_cores()]
+    return Served([_program(peer, "llama-server"), "-m", _gguf(peer, model, folder), *flags, *sizes, *more])
+
+
+def _gguf(peer: Peer, model: Model, folder: Path) -> Path:
+    """The model's GGUF file of the peer's outtype, made once by llama.cpp's own converter."""
+    outtype = peer.settings["outtype"]
+    path = cache_folder() / "prepared" / f"{model.name}-{outtype}.gguf"
+    if not path.is_file():
+        python = environment_folder("sentence-transformers") / "bin" / "python"
+        converter = environment_folder(peer.environment) / "llama.cpp" / "convert_hf_to_gguf.py"
+        part = path.with_suffix(".part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        command = [python, converter, folder, "--outtype", outtype, "--outfile", part]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(f"convert_hf_to_gguf.py: {(done.stderr.strip() or 'no word').splitlines()[-1]}")
+        part.replace(path)
+    return path
 
 
 def tei(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:

@@ -23,7 +23,8 @@ def test_the_document_agrees_with_the_json() -> None:
 
 @pytest.mark.parametrize("name", table().environments)
 def test_every_package_of_an_environment_is_pinned_once(name: str) -> None:
-    packages = table().environments[name].packages
+    environment = table().environments[name]
+    packages = [*environment.packages, *filter(None, [environment.llama_cpp])]
     assert all(re.fullmatch(r"[\w.-]+==[\w.!-]+", package) for package in packages)
     names = [re.sub(r"[-_.]+", "-", package.partition("==")[0]).lower() for package in packages]
     assert len(set(names)) == len(names)
@@ -63,7 +64,9 @@ def test_peers_that_cannot_run_are_named_with_the_reason(monkeypatch: pytest.Mon
     assert list(peers) == ["text-embeddings-inference FP32"]
     assert absent["CTranslate2 FP32"] == "not for ms-marco"
     assert absent["infinity torch FP32"] == "not installed"
-    assert chosen(table().models["minilm"], ["llama.cpp"], {})[1] == {"llama.cpp": "no binary was given"}
+    assert chosen(table().models["minilm"], ["text-embeddings-inference FP32"], {})[1] == {
+        "text-embeddings-inference FP32": "no binary was given"
+    }
 
 
 def test_a_comparison_without_the_bei_of_this_commit_does_not_begin(
