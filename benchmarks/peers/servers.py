@@ -15,7 +15,8 @@ _NAME = "measured"
 
 @dataclass(frozen=True)
 class Served:
-    """``model``: its name in requests. ``embed`` and ``rerank``: paths."""
+    """``model``: its name in requests. ``embed`` and ``rerank``: paths. ``fields``: of every request, beside those that
+    all peers get."""
 
     command: Sequence[object]
     model: str = _NAME
@@ -23,6 +24,7 @@ class Served:
     rerank: str = "/rerank"
     ready: str = "/health"
     environment: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 Start = Callable[[Peer, Model, Path, int, Mapping[str, Path]], Served]
@@ -43,7 +45,7 @@ def infinity(peer: Peer, model: Model, folder: Path, port: int, binaries: Mappin
 
 def vllm(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
     """By its module: its program looks for a package of another name than the build for CPUs has. On all cores, of
-    which it would leave one to others."""
+    which it would leave one to others. Longer texts are cut only where a request asks for it."""
     flags = ["--served-model-name", _NAME, "--port", port, "--host", "127.0.0.1", "--runner", "pooling"]
     module = [_program(peer, "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
     environment = {
@@ -52,7 +54,7 @@ def vllm(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[st
         "VLLM_NO_USAGE_STATS": "1",
     }
     command = [*module, *flags, "--max-model-len", model.max_tokens, *peer.settings["flags"]]
-    return Served(command, environment=environment)
+    return Served(command, environment=environment, fields={"truncate_prompt_tokens": -1})
 
 
 def llama(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:

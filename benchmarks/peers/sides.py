@@ -94,7 +94,8 @@ class ServerSide(Side):
 
     def body(self, texts: Sequence[str], encoding: str = "base64") -> str:
         given = texts[0] if len(texts) == 1 else list(texts)
-        return json.dumps({"model": self._served.model, "input": given, "encoding_format": encoding})
+        fields = {"model": self._served.model, "input": given, "encoding_format": encoding, **self._served.fields}
+        return json.dumps(fields)
 
     def stream(self, name: str, requests: Sequence[Sequence[str]], **how: Any) -> Stream:
         """A stream of requests for embeddings, in the lane that it is named after where the peer has lanes."""
@@ -117,7 +118,7 @@ class ServerSide(Side):
 
     def _rerank_fields(self, pair: Pair) -> dict[str, Any]:
         key = "texts" if self.peer.software == "tei" else "documents"
-        return {"model": self._served.model, "query": pair[0], key: list(pair[1])}
+        return {"model": self._served.model, "query": pair[0], key: list(pair[1]), **self._served.fields}
 
     def vectors(self, texts: Sequence[str]) -> Float32Array:
         rows: list[Any] = []
