@@ -118,7 +118,7 @@ def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
         return ()
     file = next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
     settings = manifest.tokenization
-    texts = settings.filled_with, settings.refused_text
+    texts = settings.filled_with, settings.refused_text, settings.chars_per_token
     return file, settings.truncation_side, settings.splits_special_tokens, *texts
 
 

@@ -201,6 +201,7 @@ class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     file was copied. ``truncation_side``: the default side that is cut off. ``splits_special_tokens``: special tokens
     inside a text are split like other text. ``filling_id``: every text is filled up to the model's limit with this
     token, which is attended like any other; unset where texts are not. ``refused_text``: what no text may have in it.
+    ``chars_per_token``: texts are cut to as many characters a token first (``TextEncoder``); unset where they are not.
     """
 
     library: str
@@ -209,6 +210,7 @@ class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     splits_special_tokens: bool = False
     filling_id: int | msgspec.UnsetType = msgspec.UNSET
     refused_text: str | list[str] | msgspec.UnsetType = msgspec.UNSET
+    chars_per_token: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def filled_with(self) -> int | None:

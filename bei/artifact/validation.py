@@ -348,6 +348,9 @@ def _filling(manifest: Manifest) -> Iterator[str]:
     token = None if manifest.tokenization is None else manifest.tokenization.filled_with
     if token is not None and not 0 <= token < manifest.spec.vocab_size:
         yield f"tokenization.filling_id is {shown(token)}, which the model has no row for"
+    chars = None if manifest.tokenization is None else manifest.tokenization.chars_per_token
+    if isinstance(chars, int) and chars < 1:
+        yield f"tokenization.chars_per_token is {shown(chars)}, which leaves nothing of a text"
 
 
 def _images(manifest: Manifest) -> Iterator[str]:

@@ -106,6 +106,8 @@ def _tokenizer(tokenization: Tokenization) -> str:
         parts.append("special tokens of a text are split")
     if tokenization.filled_with is not None:
         parts.append(f"texts are filled up with token {tokenization.filled_with}")
+    if tokenization.chars_per_token:
+        parts.append(f"texts are cut to {tokenization.chars_per_token} characters for each token they may have")
     return "; ".join(parts)
 
 

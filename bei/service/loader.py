@@ -265,6 +265,7 @@ def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder | None:
     )
     refused = tokenization.refused_text or ()
     encoder.refused_texts = (refused,) if isinstance(refused, str) else (*refused,)
+    encoder.chars_per_token = tokenization.chars_per_token or None
     artifact.check_files()
     return encoder.with_weights(_token_weights_of(artifact))
 

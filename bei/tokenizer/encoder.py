@@ -121,11 +121,13 @@ class TextEncoder:
     ``split_special_tokens``: special tokens inside a text are split like other text. ``token_weights``: float32
     [vocabulary], the table for sparse vectors that are looked up. ``refused_texts``: an input that has one is an error.
     ``filling_id``: every text is filled up to ``max_seq_len`` with this token; None: none is. ``vocab_size``: of the
-    model; a tokenizer with ids beyond it is refused (ArtifactManifestError).
+    model; a tokenizer with ids beyond it is refused (ArtifactManifestError). ``chars_per_token``: a text is cut to so
+    many characters for each token that it may have, before it is tokenized; None: texts are not.
     """
 
     token_weights: Float32Array | None = None
     refused_texts: tuple[str, ...] = ()
+    chars_per_token: int | None = None
 
     def __init__(
         self,
@@ -212,6 +214,7 @@ class TextEncoder:
             return encodings
         if options.template is not None:
             inputs = [options.template.filled(pair) for pair in inputs]
+        given, inputs = inputs, self._first_chars(inputs, options)
         words = self._words if options.is_plain else None
         if words is None or not _are_texts(inputs):
             encodings = self._encode_by_library(inputs, options, common, check)
@@ -225,11 +228,24 @@ class TextEncoder:
         if self._filling_id is not None and not options.whole:
             filling = Expansion(self._filling_id, self._max_seq_len, attended=True)
             encodings = [expanded(encoding, filling) for encoding in encodings]
+        if inputs is not given:
+            whole = [len(text) == len(cut) for text, cut in zip(given, inputs, strict=True)]
+            encodings = [
+                one if is_whole else one._replace(truncated=True)
+                for one, is_whole in zip(encodings, whole, strict=True)
+            ]
         for encoding in encodings:
             self._check(encoding, truncate, options)
         if options.unpooled_prompt:
             encodings = self._without_prompt(encodings, options)
         return encodings
+
+    def _first_chars(self, inputs: Seq[Input], options: EncodingOptions) -> Seq[Input]:
+        """``inputs`` cut to ``chars_per_token``, or ``inputs`` itself."""
+        if self.chars_per_token is None or options.whole or options.direction == "left":
+            return inputs
+        most = self._limit(options) * self.chars_per_token
+        return [text[:most] if isinstance(text, str) else text for text in inputs]
 
     def decode(self, ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

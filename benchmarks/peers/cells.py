@@ -61,10 +61,16 @@ CELLS = {
 
 
 def measure(cell: Cell, sides: Sequence[Side], prose: Prose, repetitions: int) -> dict[str, Any]:
-    """Every side once to warm up and to size its measurements, then in turn, every second repetition backwards."""
-    sides = [side for side in sides if side.is_server or not cell.servers_only]
+    """Every side once to warm up and to size its measurements, then in turn, every second repetition backwards. One
+    that refuses such requests has no result."""
     warm = _requests(cell, prose, 1024 // max(cell.texts, cell.documents, 1))
-    sizes = {side.peer.name: _size(cell, side, warm) for side in sides}
+    sizes: dict[str, int] = {}
+    for side in (side for side in sides if side.is_server or not cell.servers_only):
+        try:
+            sizes[side.peer.name] = _size(cell, side, warm)
+        except SystemExit as refusal:
+            print(f"{side.peer.name}: not measured in {cell.name}: {refusal}", flush=True)
+    sides = [side for side in sides if side.peer.name in sizes]
     found: dict[str, list[tuple[Timed, float]]] = {side.peer.name: [] for side in sides}
     for _, in_order in turns(sides, repetitions):
         requests = _requests(cell, prose, max(sizes.values()))

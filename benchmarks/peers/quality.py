@@ -3,8 +3,9 @@ nDCG@10 on SciFact."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 
@@ -19,7 +20,8 @@ NUM_TEXTS, NUM_QUERIES, NUM_DOCUMENTS = 256, 10, 50
 
 
 def compared(model: Model, sides: Sequence[Side], prose: Prose) -> dict[str, Any]:
-    """Every side against the first of REFERENCES that runs; empty where none does."""
+    """Every side against the first of REFERENCES that runs; empty where none does. A server that refuses some of the
+    texts has no row."""
     by_name = {side.peer.name: side for side in sides}
     reference = next((by_name[name] for name in REFERENCES if name in by_name), None)
     if reference is None:
@@ -28,11 +30,11 @@ def compared(model: Model, sides: Sequence[Side], prose: Prose) -> dict[str, Any
     if model.task == "embed":
         texts = prose.take(NUM_TEXTS, PASSAGES)
         exact = reference.vectors(texts)
-        rows = {side.peer.name: _cosines(side.vectors(texts), exact) for side in sides}
+        rows = _answered(sides, lambda side: _cosines(side.vectors(texts), exact))
     else:
         pairs = [(prose.take(1, SHORT)[0], prose.take(NUM_DOCUMENTS, PASSAGES)) for _ in range(NUM_QUERIES)]
         scores = [reference.scores(pair) for pair in pairs]
-        rows = {side.peer.name: _orders([side.scores(pair) for pair in pairs], scores) for side in sides}
+        rows = _answered(sides, lambda side: _orders([side.scores(pair) for pair in pairs], scores))
     return {**found, "sides": rows}
 
 
@@ -46,6 +48,16 @@ def scifact(sides: Sequence[Side]) -> dict[str, Any]:
         found[side.peer.name] = round(dataset.ndcg(side.vectors(queries), side.vectors(documents)), 4)
         print(f"SciFact {side.peer.name}: {found[side.peer.name]}", flush=True)
     return found
+
+
+def _answered(sides: Sequence[Side], ask: Callable[[Side], dict[str, float]]) -> dict[str, dict[str, float]]:
+    rows = {}
+    for side in sides:
+        try:
+            rows[side.peer.name] = ask(side)
+        except HTTPError as refusal:
+            print(f"{side.peer.name}: no figure of quality: {refusal}", flush=True)
+    return rows
 
 
 def _cosines(vectors: Float32Array, exact: Float32Array) -> dict[str, float]:

@@ -58,10 +58,11 @@ def vllm(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[st
 
 
 def llama(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
-    """Four slots of a model's longest texts; a step has as many tokens as the longest requests of the cells."""
+    """Four slots of a model's longest texts; a step has as many tokens as the longest requests of the cells. A thread
+    of HTTP for each connection: by default there are fewer, and the others' requests wait for a connection to end."""
     flags = ["--embeddings", "--pooling", model.pooling, "--host", "127.0.0.1", "--port", port, "--alias", _NAME]
     sizes = ["--ctx-size", 4 * 2048, "--batch-size", 2048, "--ubatch-size", 2048, "--parallel", 4]
-    more = ["--offline", "--threads", usable_cores(), "--threads-batch", usable_cores()]
+    more = ["--offline", "--threads", usable_cores(), "--threads-batch", usable_cores(), "--threads-http", 300]
     return Served([_program(peer, "llama-server"), "-m", _gguf(peer, model, folder), *flags, *sizes, *more])
 
 

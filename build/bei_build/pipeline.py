@@ -117,6 +117,10 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         most = f"{checkpoint.max_seq_len:,}" if checkpoint.max_seq_len != UNLIMITED else "any number of"
         progress.note(f"the model takes {most} tokens; built for {longest:,} (see --max-seq-len)")
         checkpoint = replace(checkpoint, max_seq_len=longest)
+    said = checkpoint.files.max_seq_length
+    if config.max_seq_len is None and said is not None and said > checkpoint.max_seq_len:
+        most = f"{checkpoint.max_seq_len:,}"
+        progress.note(f"the checkpoint's max_seq_length is {said:,}; built for {most}: bei cuts longer texts there")
     embedding, is_said = checkpoint.spec.head("embedding"), checkpoint.files.pooling or config.pooling
     if embedding and not is_said and checkpoint.family.has_layers:
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")

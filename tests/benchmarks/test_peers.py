@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.harness.texts import Prose
 from benchmarks.peers import report
 from benchmarks.peers.__main__ import chosen
+from benchmarks.peers.cells import CELLS, measure
 from benchmarks.peers.data import table
 from benchmarks.peers.servers import COMMANDS
+from benchmarks.peers.sides import Side, Timed
 from benchmarks.peers.worker import LOADERS, timed
 
 
@@ -83,6 +88,25 @@ def test_nothing_is_measured_as_bf16_on_a_cpu_without_it(monkeypatch: pytest.Mon
     peers, absent = chosen(table().models["minilm"], names, {})
     assert not peers
     assert set(absent.values()) == {"this CPU does not compute in BF16"}
+
+
+class _Refusing(Side):
+    is_server = True
+
+    def __init__(self, name: str, *, refuses: bool) -> None:
+        super().__init__(table().peers[name], 0)
+        self._refuses = refuses
+
+    def embed(self, requests: Sequence[Sequence[str]], concurrency: int, most_s: float | None = None) -> Timed:
+        if self._refuses:
+            raise SystemExit("400 too long")
+        return Timed(np.ones(1), 1.0, 1)
+
+
+def test_a_peer_that_refuses_the_requests_of_a_cell_is_left_out_of_it_alone() -> None:
+    sides = [_Refusing("bei FP32", refuses=False), _Refusing("vLLM FP32", refuses=True)]
+    found = measure(CELLS["single-1"], sides, Prose(["one word after another " * 30] * 2000), 1)
+    assert list(found) == ["bei FP32"]
 
 
 def _cells(**rates: float) -> dict[str, Any]:

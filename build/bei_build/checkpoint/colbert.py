@@ -110,6 +110,17 @@ def module_sides(transformer: Path | None, mask: Path | None) -> Sides:
     return sides
 
 
+def check_no_mask(mask: Path) -> None:
+    """Raise CheckpointError where the MultiVectorMask in the folder ``mask`` hides tokens from a pooling."""
+    path = mask / "config.json"
+    settings = read_object(path) if path.is_file() else {}
+    if found := [key for key in ("skiplist_words", "keep_only_token_ids") if settings.get(key)]:
+        raise CheckpointError(
+            f"{path} has {found[0]}: the tokens that it hides would be left out of the pooling behind it. bei leaves "
+            "tokens out of late interaction alone."
+        )
+
+
 def check_no_sides(transformer: Path) -> None:
     """Raise CheckpointError where ``transformer``'s settings read queries or documents of a model with one vector a
     text otherwise than other texts, as sentence-transformers 6 does."""

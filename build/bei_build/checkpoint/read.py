@@ -19,6 +19,7 @@ from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
 from bei_build.checkpoint import decoder_processor, gliner2, glirel
 from bei_build.checkpoint.adapter_folder import with_base
+from bei_build.checkpoint.adapter_prompts import with_adapters_prompt, with_task_prompts
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
 from bei_build.checkpoint.filled_texts import filling_id_of
@@ -45,10 +46,11 @@ from bei_build.checkpoint.sentence_transformers import (
     StaticClass,
     read_sentence_transformers,
 )
-from bei_build.checkpoint.transformers_versions import check_versions
+from bei_build.checkpoint.transformers_versions import check_other_files, check_versions
 from bei_build.checkpoint.vector_settings import check_vectors
 from bei_build.families.base import UNLIMITED, Family
 from bei_build.families.gliner2 import MODEL_TYPE as GLINER2
+from bei_build.families.static import usual_chars
 from bei_build.families.table import family_of
 from bei_build.files.foreign_formats import foreign_kind
 from bei_build.files.json_settings import read_object
@@ -71,7 +73,7 @@ from bei_build.tokenizer.library_tokenizer import (
     tokenization_of,
 )
 from bei_build.tokenizer.token_table import read_table, table_roles
-from bei_build.weights.lora import Adapter, choose_adapters
+from bei_build.weights.lora import choose_adapters
 from bei_build.weights.model_weights import stored_shape, with_adapters, with_stored_widths
 from bei_build.weights.onnx_file import SUFFIX as ONNX
 from bei_build.weights.onnx_file import external_files
@@ -161,6 +163,9 @@ def read_checkpoint(
     if family.fills_texts:
         spec = replace(spec, filling_id=filling_id_of(spec, library, tokenizer, folder, longest))
         tokenization = msgspec.structs.replace(tokenization, filling_id=spec.filling_id)
+    if getattr(config, "cuts_chars", False):
+        chars = usual_chars((stored or tokenizer).get_vocab())
+        tokenization = msgspec.structs.replace(tokenization, chars_per_token=chars)
     if document_length is not None and document_length > longest:
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
@@ -322,6 +327,7 @@ def _raw_config(folder: Path, static: StaticClass | None) -> dict[str, Any]:
         )
     raw = read_object(path)
     check_sizes(path, raw)
+    check_other_files(path, raw)
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
     if raw["model_type"] == GLINER2:
@@ -385,6 +391,10 @@ def _check_sparse(spec: ModelSpec) -> None:
 def _pools_prompt(spec: ModelSpec, files: SentenceTransformersFiles, choice: HeadChoice) -> bool:
     """True if the prompt's tokens count in the mean, by the user's choice or the files. Raises CheckpointError."""
     asked = files.include_prompt if choice.include_prompt is None else choice.include_prompt
+    if asked is False and files.gives_scores and files.is_cross_encoder and files.prompts:
+        raise CheckpointError(
+            "include_prompt is false, and a Dense gives scores of the mean: bei leaves prompts out of embeddings only."
+        )
     head = spec.head("embedding")
     if head is None or asked is not False:
         return True
@@ -471,27 +481,3 @@ _STATIC: Mapping[StaticClass, dict[str, Any]] = {
     "StaticEmbedding": {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]},
     "SSE": {"model_type": "stable_static_embedding", "architectures": ["SSE"]},
 }
-
-
-def with_adapters_prompt(
-    files: SentenceTransformersFiles, adapter: Adapter, instructions: Mapping[str, str] | None
-) -> SentenceTransformersFiles:
-    """``files`` with the prompt of ``adapter``, which precedes its texts, and without those of other adapters.
-
-    ``instructions``: config.json's prompts by adapter. Raises CheckpointError.
-    """
-    prompts = with_task_prompts(files, instructions).prompts
-    prompts = {name: text for name, text in prompts.items() if name == adapter.name or name not in adapter.names}
-    default = files.default_prompt_name if files.default_prompt_name in prompts else None
-    default = default or (adapter.name if adapter.name in prompts else None)
-    return replace(files, prompts=prompts, default_prompt_name=default)
-
-
-def with_task_prompts(
-    files: SentenceTransformersFiles, instructions: Mapping[str, str] | None
-) -> SentenceTransformersFiles:
-    """``files`` with ``instructions``, config.json's prompts by task, beside their own. Raises CheckpointError."""
-    given = {} if instructions is None else instructions
-    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
-        raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
-    return replace(files, prompts={**given, **files.prompts})

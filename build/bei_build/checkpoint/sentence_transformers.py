@@ -13,20 +13,21 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError, ConfigError
 from bei.tokenizer.prompts import SLOT
-from bei.utils.untrusted_files import UnfitError, within
 from bei_build.checkpoint.colbert import (
     Sides,
+    check_no_mask,
     check_no_sides,
     check_token_pooling,
     module_sides,
     original_sides,
     pylate_sides,
 )
+from bei_build.checkpoint.modules_list import listed_modules
 from bei_build.checkpoint.remote_code import GME_MODULE, check_module_types
 from bei_build.checkpoint.router import Routing, class_of, select_route
 from bei_build.checkpoint.transformer_arguments import check_arguments, check_lengths, tokenizer_args
 from bei_build.checkpoint.transformer_output import check_output
-from bei_build.files.json_settings import read_json, read_object, setting
+from bei_build.files.json_settings import read_object, setting
 from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.parts import (
     Activation,
@@ -71,7 +72,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "Sigmoid": "sigmoid",
 }
 # Modules that are not layers: Dropout acts in training only, MultiVectorMask selects the tokens whose vectors are left
-# out, HierarchicalTokenPooling reduces a text's vectors or does nothing.
+# out of late interaction, HierarchicalTokenPooling reduces a text's vectors or does nothing.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask", "HierarchicalTokenPooling")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same with WeightedLayerPooling in front of the "
@@ -167,7 +168,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         settings = _with_colbert_settings(settings, folder)
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    given = [(entry["type"], _module_folder(folder, entry["path"])) for entry in _modules(folder)]
+    given = listed_modules(folder)
     listed, routing = select_route(given, route)
     check_module_types([kind for kind, _ in listed], raw)
     entries = [(class_of(kind), path) for kind, path in listed]
@@ -187,13 +188,15 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         raise _unsupported(kinds)
     if form == "per_token":
         _check_unit_length(folder, modules[-1])
+    elif mask:
+        check_no_mask(mask)
     if transformer.get("chat") and form not in ("classifier", "LogitScore") and not embeds_turns(modules[0][1]):
         raise CheckpointError(
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
             "does that for rerankers, Qwen2-VL, Qwen3-VL and EmbeddingGemma 2 only."
         )
-    if found := _transformer_config(modules[0][1]):
-        check_output(found, read_object(found), form)
+    found = _transformer_config(modules[0][1])
+    check_output(found or folder / "modules.json", read_object(found) if found else {}, form, kinds[0])
     if found and form not in ("per_token", "classifier", "LogitScore"):
         check_no_sides(found)
     tables = [routing.table[1]] if routing and routing.table else []
@@ -359,28 +362,6 @@ _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "SpladePooling": _sparse,
     "LogitScore": _token_scores,
 }
-
-
-def _modules(folder: Path) -> list[dict[str, str]]:
-    entries = read_json(folder / "modules.json")
-    kinds = {"type": str, "path": str, "idx": int}
-    if not isinstance(entries, list) or not all(
-        isinstance(entry, dict) and all(isinstance(entry.get(key, 0), kind) for key, kind in kinds.items())
-        for entry in entries
-    ):
-        raise CheckpointError(f"{folder / 'modules.json'} is not a list of modules. Download the checkpoint again.")
-    return sorted(entries, key=lambda entry: entry.get("idx", 0))
-
-
-def _module_folder(folder: Path, path: str) -> Path:
-    """The folder of a module. Raises CheckpointError for a path outside of the checkpoint."""
-    try:
-        return within(folder, path)
-    except UnfitError as error:
-        raise CheckpointError(
-            f"{folder / 'modules.json'} names a module's folder that bei does not read: {error}. Download the "
-            "checkpoint again."
-        ) from error
 
 
 def _pooling(folder: Path) -> tuple[Pooling, ...]:

@@ -36,16 +36,21 @@ _USES: Mapping[str, _Use] = {
 }
 
 
-def check_output(path: Path, config: dict[str, Any], form: str) -> None:
-    """Raise CheckpointError where the Transformer's settings at ``path`` ask for another output than modules of
-    ``form`` get."""
+# What a class of modules.json does without a ``transformer_task``; others extract features.
+_TASKS_OF_CLASSES = {"MLMTransformer": "fill-mask"}
+
+
+def check_output(path: Path, config: dict[str, Any], form: str, kind: str) -> None:
+    """Raise CheckpointError where the settings at ``path`` of the Transformer, whose class is ``kind``, ask for another
+    output than modules of ``form`` get."""
     if (use := _USES.get(form)) is None:
         return
-    task = setting(path, config, "transformer_task", str)
-    if task not in (None, *use.tasks):
+    usual = _TASKS_OF_CLASSES.get(kind, "feature-extraction")
+    task = setting(path, config, "transformer_task", str) or usual
+    if task not in use.tasks:
         raise CheckpointError(
-            f"{path} has transformer_task {task!r}, and the modules behind it need {use.tasks[0]}: correct it, or "
-            "download the checkpoint again."
+            f"{path} has transformer_task {task!r}, said or by default, and the modules behind it need {use.tasks[0]}: "
+            "correct it, or download the checkpoint again."
         )
     inputs = setting(path, config, "modality_config", dict)
     if inputs is None:  # the library uses the task's outputs then, whatever module_output_name says

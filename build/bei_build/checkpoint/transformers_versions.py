@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bei.errors import CheckpointError
@@ -43,6 +44,24 @@ _FORMER_LOCAL_ATTENTION = 128  # ModernBERT's decoder
 
 # Types whose classes only transformers 5 has.
 _ONLY_IN_5 = ("embedding_gemma2_text",)
+
+
+# Keys of config.json that name other files, and what the library reads there.
+_OTHER_FILES = {
+    "transformers_weights": "weights",
+    "configuration_files": "settings for some of its versions",
+}
+
+
+def check_other_files(path: Path, raw: _Raw) -> None:
+    """Refuse a config.json at ``path`` in whose place, or in the usual weights' place, transformers reads other files.
+    Raises CheckpointError."""
+    for key, content in _OTHER_FILES.items():
+        if raw.get(key):
+            raise CheckpointError(
+                f"{path} has {key}: transformers takes {content} from {raw[key]!r:.80}, and bei reads config.json and "
+                "the usual files of weights alone. Give that file the usual name, and take the key out."
+            )
 
 
 def check_versions(raw: _Raw) -> None:

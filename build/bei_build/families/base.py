@@ -99,7 +99,8 @@ class Family:
     ``stored_forms``: tensors are not stored as specs read them.
 
     ``translate`` may add keys of ours to a config: ``usual_length``, the default for the tokens of a text that are read
-    (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``, true if every text ends in the
+    (None: all); ``unit_length``, true if vectors are normalized; ``cuts_chars``, true if texts are cut to the
+    characters of so many usual tokens first; and ``ends_in_eos``, true if every text ends in the
     tokenizer's EOS, whatever the tokenizer's files contain.
     """
 

@@ -1,15 +1,17 @@
 """Static embeddings: one table, and a text's vector is the mean of its tokens' rows. No layers, no special tokens.
 
 model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config has another limit,
-and its tokens may share rows (``shared_rows``). Its config's other keys describe the making of the table; they are not
+of no more characters than as many of its usual tokens have (``usual_chars``); its tokens may share rows
+(``shared_rows``). Its config's other keys describe the making of the table; they are not
 read. sentence-transformers' StaticEmbedding counts every token and reads all of them. transformers has a class for
 neither. SSE (code that RikkaBotan's repositories carry) is a StaticEmbedding with a scaled tanh behind its mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from bei.errors import CheckpointError
@@ -38,7 +40,12 @@ def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     normalize = raw.get("normalize") or False  # model2vec allows null
     if type(normalize) is not bool:
         raise CheckpointError(f"config.json has normalize = {normalize!r}: correct it to true or false.")
-    return {**raw, "usual_length": length, "unit_length": normalize}
+    return {**raw, "usual_length": length, "unit_length": normalize, "cuts_chars": length is not None}
+
+
+def usual_chars(tokens: Iterable[str]) -> int:
+    """Characters of a usual token of a vocabulary: their median, as model2vec has it (``median_token_length``)."""
+    return int(median([len(token) for token in tokens]))
 
 
 def _stable(config: Any) -> tuple[HeadSpec, ...]:

@@ -41,6 +41,7 @@ _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.
 _EMBEDS_TURNS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "embedding_gemma2", "embedding_gemma2_text")
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
 _FILE = "chat_template.jinja"
+_PROCESSOR_FILES = ("processor_config.json", "chat_template.json")
 # Arguments of apply_chat_template that do not reach the template, and have no effect on a single text.
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
 # Timeout for rendering a few words, which takes a millisecond; a loaded machine may pause for seconds.
@@ -138,8 +139,11 @@ class Frame(NamedTuple):
 
 def has_template(folder: Path) -> bool:
     """True if there is a chat template in ``folder``."""
-    path = folder / "tokenizer_config.json"
-    return (folder / _FILE).is_file() or (path.is_file() and read_object(path).get("chat_template") is not None)
+    files = ("tokenizer_config.json", *(_PROCESSOR_FILES if embeds_turns(folder) else ()))
+    return (folder / _FILE).is_file() or any(
+        path.is_file() and read_object(path).get("chat_template") is not None
+        for path in (folder / name for name in files)
+    )
 
 
 def derive_frame(folder: Path, settings: ChatSettings, instruction: str | None, image: str) -> Frame:
@@ -315,7 +319,11 @@ def _is_same(template: RerankTemplate, query: str, document: str, tokenizer: Tok
 
 
 def _template_of(folder: Path) -> str:
-    """The template by transformers' rules: a file of its own, else tokenizer_config.json."""
+    """The template by transformers' rules: a file of its own, else tokenizer_config.json; a processor, which reads the
+    texts that are turns, looks into files of its own before both."""
+    for own in (folder / name for name in _PROCESSOR_FILES if embeds_turns(folder)):
+        if own.is_file() and (found := setting(own, read_object(own), "chat_template", str)) is not None:
+            return found
     path, config_path = folder / _FILE, folder / "tokenizer_config.json"
     if path.is_file():
         return read_template(path)

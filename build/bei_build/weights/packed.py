@@ -184,6 +184,11 @@ class PackedStore(WrappedStore):
         groups = np.arange(columns) // size
         if name in self._stored:
             groups = self._store.read_integers(name)
+        elif count != -(-columns // size):
+            raise WeightsError(
+                f"A packed matrix of {columns} columns has {count} scales a row, and group_size is {size}: correct "
+                "group_size in the checkpoint's quantization_config."
+            )
         if groups.shape != (columns,) or groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
             raise WeightsError(f"The groups of a packed matrix of {columns} columns do not fit its {count} scales.")
         return groups

@@ -6,7 +6,7 @@ rounds inputs only where a build is asked to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,25 +59,35 @@ def modelopt_packed(algorithm: str) -> StoredPacked:
 
 
 def _gptq(settings: Mapping[str, Any]) -> StoredPacked:
-    bits, form = settings.get("bits"), settings.get("checkpoint_format") or "gptq"
+    bits, form = settings.get("bits"), _said(settings, ("checkpoint_format", "format"), "gptq")
     if bits not in _GPTQ_BITS or type(bits) is not int:
         raise _refused("GPTQ", f"bits = {bits!r}", "2, 4 and 8")
     if form not in ("gptq", "gptq_v2"):
-        raise _refused("GPTQ", f"checkpoint_format = {form!r}", "gptq and gptq_v2")
+        raise _refused("GPTQ", f"checkpoint_format = {form!r:.40}", "gptq and gptq_v2")
     return StoredPacked("gptq", f"GPTQ's {bits}-bit", bits, _group(settings), zero_offset=int(form == "gptq"))
 
 
 def _awq(settings: Mapping[str, Any]) -> StoredPacked:
-    bits, version = settings.get("bits", settings.get("w_bit")), str(settings.get("version", "gemm")).lower()
+    bits, version = settings.get("bits", settings.get("w_bit")), _said(settings, ("version", "format"), "gemm")
     if bits != 4 or version != "gemm":
-        raise _refused("AWQ", f"bits = {bits!r}, version = {version!r}", "4 bits in version gemm")
+        raise _refused("AWQ", f"bits = {bits!r}, version = {version!r:.40}", "4 bits in version gemm")
     if settings.get("zero_point", True) is not True:
         raise _refused("AWQ", "zero_point = false", "stored zero points")
     return StoredPacked("awq", "AWQ's 4-bit", 4, _group(settings))
 
 
+def _said(settings: Mapping[str, Any], names: Sequence[str], usual: str) -> str:
+    """The one value of the keys ``names``, which mean the same, in lower case. Raises CheckpointError for two."""
+    found = {str(settings[name]).lower() for name in names if settings.get(name)}
+    if len(found) > 1:
+        both = f"{' and '.join(names)}, which differ ({', '.join(sorted(found))})"
+        raise CheckpointError(f"The checkpoint's quantization_config has {both}: correct one.")
+    return next(iter(found), usual)
+
+
 def _group(settings: Mapping[str, Any]) -> int:
-    group = settings.get("group_size", settings.get("q_group_size", -1))
+    """Raises CheckpointError where it is missing too: libraries take 128 then, quantizers' own files -1."""
+    group = settings.get("group_size", settings.get("q_group_size"))
     if type(group) is not int or not (group == -1 or 1 <= group <= _MOST_GROUP):
         raise CheckpointError(f"The checkpoint's quantization_config has group_size = {group!r:.40}: correct it.")
     return group

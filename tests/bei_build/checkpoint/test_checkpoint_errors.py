@@ -380,6 +380,7 @@ def language_model(folder: Path) -> None:
     modules = [{"path": "", "type": "Transformer"}, {"path": "1", "type": "LogitScore"}]
     write_json(folder / "modules.json", modules)
     write_json(folder / "1" / "config.json", {"true_token_id": 9, "false_token_id": 8})
+    write_json(folder / "sentence_bert_config.json", {"transformer_task": "text-generation"})
     eos = {"__type": "AddedToken", "content": "</s>"}
     tokens = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": eos}
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
@@ -457,3 +458,13 @@ def test_any_value_of_any_setting_is_understood_or_refused(
                 settings[key] = kept
         path.write_text(before)
     assert tried > 50
+
+
+@pytest.mark.parametrize("key", ["transformers_weights", "configuration_files"])
+def test_other_files_that_transformers_would_read_are_refused_by_the_key_that_names_them(
+    key: str, tmp_path: Path
+) -> None:
+    folder = change_config(save_checkpoint(tmp_path), **{key: "other.json"})
+    refused(folder, CheckpointError, f"has {key}: transformers takes .* 'other.json'")
+    change_config(folder, **{key: []})
+    assert read(folder)

@@ -23,6 +23,7 @@ from bei.tasks.embed import EmbedTask, check_task, embed_inputs
 from bei.tokenizer.encoder import EncodingOptions
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import (
+    Dense,
     Normalize,
     add_modules,
     change_json,
@@ -146,6 +147,18 @@ def test_other_poolings_than_the_mean_are_refused(tmp_path: Path) -> None:
     folder = add_modules(save_checkpoint(tmp_path), ("cls",))
     change_json(folder / "1_Pooling" / "config.json", include_prompt=False)
     refused(folder, CheckpointError, "include_prompt is false, and the pooling is cls")
+
+
+def test_prompts_left_out_of_a_mean_that_gives_scores_are_refused(tmp_path: Path) -> None:
+    folder = add_modules(save_checkpoint(tmp_path), ("mean",), (Dense(1, "Identity"),), booleans=False)
+    names = {"module_input_name": "sentence_embedding", "module_output_name": "scores"}
+    change_json(folder / "2_Dense" / "config.json", **names)
+    change_json(folder / "1_Pooling" / "config.json", include_prompt=False)
+    model = {"model_type": "CrossEncoder", "prompts": {"query": "of: "}, "default_prompt_name": "query"}
+    write_json(folder / "config_sentence_transformers.json", model)
+    refused(folder, CheckpointError, "include_prompt is false, and a Dense gives scores of the mean")
+    change_json(folder / "config_sentence_transformers.json", prompts={}, default_prompt_name=None)
+    assert read(folder).spec.head("logits")
 
 
 def test_a_t5_with_prompts_must_say_it(tmp_path: Path) -> None:

@@ -32,14 +32,26 @@ def test_several_poolings_keep_the_order_of_their_format(tmp_path: Path) -> None
     assert read_sentence_transformers(add_modules(tmp_path, modes, booleans=True)).pooling == ("cls", "mean")
 
 
-def test_modules_are_taken_in_the_order_of_idx(tmp_path: Path) -> None:
-    types = {0: ("", "Transformer"), 1: ("1_Pooling", "Pooling"), 2: ("2_Normalize", "Normalize")}
-    modules = [
-        {"idx": i, "path": types[i][0], "type": f"sentence_transformers.models.{types[i][1]}"} for i in (2, 0, 1)
-    ]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([{"idx": 0}, {"idx": 2}, {"idx": 1}], r"another order than their idx, \[0, 2, 1\]"),
+        ([{"name": "0"}, {"name": "1"}, {"name": "1"}], r"two modules one name, \['0', '1', '1'\]"),
+    ],
+)
+def test_modules_that_the_library_would_run_otherwise_are_refused(
+    changes: list[dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    """It goes by the list whatever their numbers, and of equal names it runs the last one."""
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
     add_modules(tmp_path)
     write_json(tmp_path / "modules.json", modules)
     assert read_sentence_transformers(tmp_path).normalize is True
+    changed = [{**module, **change} for module, change in zip(modules, changes, strict=True)]
+    write_json(tmp_path / "modules.json", changed)
+    with pytest.raises(CheckpointError, match=message):
+        read_sentence_transformers(tmp_path)
 
 
 def test_the_tail_is_read_and_a_final_normalize_left_to_the_runtime(tmp_path: Path) -> None:

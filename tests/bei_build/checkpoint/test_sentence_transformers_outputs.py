@@ -105,6 +105,8 @@ def test_splade_pools_the_scores_of_the_vocabulary(
     folder = save_checkpoint(tmp_path / "splade", task="ForMaskedLM")
     _, pooling = modules(folder, transformer, "sentence_transformers.sparse_encoder.models.SpladePooling")
     write_json(pooling / "config.json", {"pooling_strategy": strategy, "activation_function": activation})
+    if not transformer.endswith("MLMTransformer"):
+        write_json(folder / "sentence_bert_config.json", {"transformer_task": "fill-mask"})
     texts = encodings(vocab_size(folder))
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
     expected = []

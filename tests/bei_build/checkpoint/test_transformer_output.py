@@ -102,6 +102,27 @@ def test_a_pooling_of_anything_but_the_last_states_is_refused(
     refused(pooled(tmp_path, **settings), CheckpointError, message)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"skiplist_words": [], "keep_only_token_ids": None}, {"skiplist_words": [","]}], ids=str
+)
+def test_tokens_that_a_mask_hides_from_a_pooling_are_not_pooled_silently(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path)
+    kinds = [
+        f"{BASE}.transformer.Transformer",
+        "sentence_transformers.x.MultiVectorMask",
+        "sentence_transformers.x.Pooling",
+    ]
+    _, mask, pooling = modules(tmp_path, *kinds)
+    write_json(pooling / "config.json", {"embedding_dimension": HIDDEN, "pooling_mode": "mean"})
+    write_json(mask / "config.json", settings)
+    if settings.get("skiplist_words"):
+        refused(tmp_path, CheckpointError, "has skiplist_words: the tokens that it hides")
+    else:
+        assert read(tmp_path).files.pooling == ("mean",)
+
+
 def test_two_equal_lengths_are_taken(tmp_path: Path) -> None:
     settings = {"max_seq_length": 20, "processor_kwargs": {"model_max_length": 20}}
     assert read(pooled(tmp_path, **settings)).max_seq_len == 20
@@ -110,6 +131,8 @@ def test_two_equal_lengths_are_taken(tmp_path: Path) -> None:
 def test_a_task_that_the_modules_cannot_use_is_refused(tmp_path: Path) -> None:
     message = "transformer_task 'feature-extraction', .* need fill-mask"
     refused(splade(tmp_path / "splade", transformer_task="feature-extraction"), CheckpointError, message)
+    message = "transformer_task 'feature-extraction', said or by default"
+    refused(splade(tmp_path / "unsaid"), CheckpointError, message)
     folder = classifier(tmp_path / "classifier", module_output_name="logits", modality_config={"text": SCORES})
     refused(folder, CheckpointError, "module_output_name 'logits', .* read scores")
     folder = classifier(tmp_path / "base", "Model")
@@ -118,7 +141,7 @@ def test_a_task_that_the_modules_cannot_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_vectors_that_the_library_cuts_are_refused(tmp_path: Path) -> None:
-    dense, sparse = pooled(tmp_path / "dense"), splade(tmp_path / "sparse")
+    dense, sparse = pooled(tmp_path / "dense"), splade(tmp_path / "sparse", transformer_task="fill-mask")
     write_json(dense / MODEL, {"model_type": "SentenceTransformer", "truncate_dim": 4})
     refused(dense, CheckpointError, "truncate_dim = 4, .* take truncate_dim out, and give dimensions in requests")
     write_json(dense / MODEL, {"model_type": "SentenceTransformer", "truncate_dim": HIDDEN, "max_active_dims": 3})

@@ -27,6 +27,7 @@ from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.spec.dtypes import DType
+from bei_build.tokenizer.chat_template import ChatSettings, derive_frame
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact
@@ -321,6 +322,19 @@ def test_other_configs_are_refused_by_name(
     with pytest.raises(BeiError, match=message) as info:
         build_artifact(folder, tmp_path / "out")
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_a_template_in_a_file_of_the_processor_comes_before_the_others(
+    name: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    """``Qwen3VLProcessor.get_processor_dict`` reads these first; the tokenizer alone would not."""
+    folder = shutil.copytree(checkpoint, tmp_path / "qwen3_vl")
+    expected = derive_frame(folder, ChatSettings(), None, "<|image_pad|>")
+    (folder / "chat_template.jinja").write_text("no frame")
+    settings = json.loads(path.read_text()) if (path := folder / name).is_file() else {}
+    path.write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    assert derive_frame(folder, ChatSettings(), None, "<|image_pad|>") == expected
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 
 from bei.artifact.manifest import CERTIFICATE, TOKENIZER, Artifact
+from bei.config.settings import ServeConfig
 from bei.core import Encoding, Float32Array
 from bei.errors import BuildError, CheckpointError, ConfigError, TokenizerError, WeightsError
+from bei.service.loader import encoder_of
+from bei.tokenizer.encoder import EncodingOptions
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
@@ -164,6 +167,29 @@ def test_model2vec_reads_512_tokens_unless_told_otherwise(
     write_json(folder / "tokenizer_config.json", {"model_max_length": 77})  # which model2vec does not read
     artifact = build_artifact(folder, tmp_path / "artifact", max_seq_len=asked)
     assert artifact.manifest.max_seq_len == length
+
+
+def test_model2vec_reads_no_more_characters_than_its_usual_tokens_have(tmp_path: Path) -> None:
+    """StaticModel cuts a text at max_length times the median length of its tokens, before it tokenizes (0.10.0)."""
+    artifact = build_artifact(save_static(tmp_path / "static", max_length=20), tmp_path / "artifact")
+    tokens = wordpiece_tokenizer().get_vocab()
+    usual = int(np.median([len(token) for token in tokens]))
+    assert artifact.manifest.tokenization is not None
+    assert artifact.manifest.tokenization.chars_per_token == usual
+    encoder = encoder_of(artifact, ServeConfig())
+    assert encoder is not None
+    text = "the" + " " * (20 * usual - 6) + "cat sat on a mat"
+    whole, cut = encoder.encode([" ".join(text.split()), text])
+    assert not whole.truncated
+    assert cut.truncated
+    assert cut.input_ids.tolist() == wordpiece_tokenizer().encode("the cat", add_special_tokens=False).ids
+    assert encoder.encode([text], EncodingOptions(whole=True))[0].num_tokens == whole.num_tokens
+
+
+def test_model2vec_without_a_length_reads_all_characters(tmp_path: Path) -> None:
+    tokenization = build_artifact(save_static(tmp_path / "static", max_length=None), tmp_path / "artifact")
+    assert tokenization.manifest.tokenization is not None
+    assert not tokenization.manifest.tokenization.chars_per_token
 
 
 @pytest.mark.parametrize(("truncation", "length"), [(None, 8192), (20, 20)])

@@ -84,13 +84,15 @@ def _gptq(bits: int, *, version: int = 1, shuffled: bool = False) -> Callable[[s
     return pack
 
 
-@pytest.mark.parametrize(("bits", "version", "shuffled"), [(4, 1, False), (4, 2, True), (8, 1, True), (2, 1, False)])
+@pytest.mark.parametrize(
+    ("bits", "version", "shuffled"), [(4, 1, False), (4, 2, True), (8, 2, False), (8, 1, True), (2, 1, False)]
+)
 def test_gptq_is_numbers_less_zero_points_times_the_scales_of_their_groups(
     tmp_path: Path, bits: int, version: int, shuffled: bool
 ) -> None:
     folder = _saved(tmp_path)
     wanted = _packed(folder, _gptq(bits, version=version, shuffled=shuffled))
-    form = {"checkpoint_format": "gptq_v2"} if version == 2 else {}
+    form = {"format" if bits == 8 else "checkpoint_format": "gptq_v2"} if version == 2 else {}
     settings = {"quant_method": "gptq", "bits": bits, "group_size": 16, "desc_act": shuffled, **form}
     change_config(folder, quantization_config=settings)
     _check(folder, wanted, f"GPTQ's {bits}-bit")
@@ -117,6 +119,31 @@ def test_awq_has_its_own_order_of_columns(tmp_path: Path) -> None:
     wanted = _packed(folder, _awq)
     change_config(folder, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"})
     _check(folder, wanted, "AWQ's 4-bit")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"group_size": None}, CheckpointError, "group_size = None: correct it"),
+        ({"group_size": 64}, WeightsError, "scales a row, and group_size is 64: correct"),
+        ({"version": None, "format": "gemv"}, CheckpointError, "version = 'gemv'"),
+        ({"format": "gemv"}, CheckpointError, r"version and format, which differ \(gemm, gemv\)"),
+    ],
+)
+def test_settings_of_awq_that_its_scales_or_libraries_contradict_are_refused(
+    changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    folder = _saved(tmp_path)
+    _packed(folder, _awq)
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", **changes}
+    change_config(folder, quantization_config={key: value for key, value in settings.items() if value is not None})
+    with pytest.raises(error, match=message):
+        _read_all(folder)
+
+
+def _read_all(folder: Path) -> None:
+    with read(folder).weights() as weights:
+        dict(weights.stored_tensors())
 
 
 def _weights(**settings: Any) -> dict[str, Any]:
