@@ -37,10 +37,11 @@ All peers of a table run at once on the same cores, and one at a time is at work
 by its own speed. Servers are driven by the client of `bei bench` over HTTP, on their cores; libraries are called in a
 process of their own, where "64 at once" means one call with 64 texts. All have as many threads as there are cores.
 
-Figures are medians; where one is missing, the peer refuses such requests. The JSON ([benchmarks/results](../benchmarks/results)) has every value, the versions of all
-packages, and the share of the machine that others used: where that is above a tenth, a ratio says which side is ahead
-and not by how much, and near 1 not even that. Cosines are to the reference that each section names. Pins and
-flags: [peers.toml](../benchmarks/peers/peers.toml), [servers.py](../benchmarks/peers/servers.py)."""
+Figures are medians; where one is missing, the peer refuses such requests. The JSON
+([benchmarks/results](../benchmarks/results)) has every value, the versions of all packages, and the share of the
+machine that others used: where that is above a tenth, a ratio says which side is ahead and not by how much, and near 1
+not even that. Cosines are to the reference that each section names. Pins and flags:
+[peers.toml](../benchmarks/peers/peers.toml), [servers.py](../benchmarks/peers/servers.py)."""
 
 
 def main(arguments: Sequence[str]) -> int:

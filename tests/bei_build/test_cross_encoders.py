@@ -242,6 +242,7 @@ def test_logit_score_compares_two_tokens_of_a_language_model(tmp_path: Path) -> 
         folder, "sentence_transformers.x.Transformer", "sentence_transformers.cross_encoder.modules.LogitScore"
     )
     write_json(score / "config.json", {"true_token_id": 40, "false_token_id": 9})
+    write_json(folder / "sentence_bert_config.json", {"transformer_task": "text-generation"})
     texts = encodings(vocab_size(folder))
     table = read_tensors(folder)["model.embed_tokens.weight"]
     expected = [(rows[-1] @ (table[40] - table[9]))[None] for rows in states(folder, texts)]
