@@ -197,12 +197,9 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Origin of tokenizer.json, and settings of the encoder.
 
-    ``library`` and ``tokenizer_class`` made it from the checkpoint's files; the class "tokenizer.json" means that the
-    file was copied. ``truncation_side``: the default side that is cut off. ``splits_special_tokens``: special tokens
-    inside a text are split like other text. ``filling_id``: every text is filled up to the model's limit with this
-    token, which is attended like any other; unset where texts are not. ``refused_text``: what no text may have in it.
-    ``chars_per_token``: texts are cut to as many characters a token first (``TextEncoder``); unset where they are not.
-    """
+    ``library`` and ``tokenizer_class`` made it from the checkpoint's files ("tokenizer.json": the file was copied).
+    ``truncation_side``: the default side that is cut off. Of ``TextEncoder``: ``splits_special_tokens`` and, unset
+    where they do not apply, ``filling_id``, ``refused_text`` and ``chars_per_token``."""
 
     library: str
     tokenizer_class: str

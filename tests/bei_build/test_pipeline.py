@@ -31,14 +31,12 @@ from tests.support.checkpoints import (
     Normalize,
     add_modules,
     bpe_tokenizer,
-    change_config,
     read_tensors,
     save_checkpoint,
     write_json,
     write_tensors,
 )
 from tests.support.keys import make_keys
-from tests.support.reading import saved
 
 
 @pytest.fixture
@@ -183,16 +181,6 @@ def test_settings_of_the_build_win_over_the_files(checkpoint: Path, out: Path) -
     assert manifest.embedding is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("max", False)
     assert (manifest.name, manifest.limits) == ("served/as", Limits(64, 4, 16))
-
-
-def test_a_length_of_the_files_that_is_not_reached_is_noted(tmp_path: Path, out: Path) -> None:
-    text = io.StringIO()
-    folder = add_modules(saved(tmp_path / "long", "LlamaModel"))
-    change_config(folder, max_position_embeddings=16)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64})
-    config = BuildConfig(model=str(folder), out=str(out), precision="fp32")
-    build(config, open_engine, Progress(Console(file=text, width=200)))
-    assert "max_seq_length is 64; built for 16: bei cuts longer texts there" in text.getvalue()
 
 
 def test_a_checkpoint_without_pooling_is_noted(checkpoint: Path, out: Path) -> None:

@@ -6,16 +6,31 @@ and multi_vector_encoder/model.py of 6.2.
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bei.errors import CheckpointError
+from bei_build.config import BuildConfig
+from bei_build.pipeline import build
+from bei_build.progress import Progress
 from tests.bei_build.checkpoint.test_sentence_transformers_outputs import modules
-from tests.support.checkpoints import HIDDEN, Dense, Normalize, add_modules, save_checkpoint, save_dense, write_json
-from tests.support.reading import read, refused
+from tests.support.builds import open_engine
+from tests.support.checkpoints import (
+    HIDDEN,
+    Dense,
+    Normalize,
+    add_modules,
+    change_config,
+    save_checkpoint,
+    save_dense,
+    write_json,
+)
+from tests.support.reading import read, refused, saved
 
 STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 SCORES = {"method": "forward", "method_output_name": "logits"}
@@ -126,6 +141,16 @@ def test_tokens_that_a_mask_hides_from_a_pooling_are_not_pooled_silently(
 def test_two_equal_lengths_are_taken(tmp_path: Path) -> None:
     settings = {"max_seq_length": 20, "processor_kwargs": {"model_max_length": 20}}
     assert read(pooled(tmp_path, **settings)).max_seq_len == 20
+
+
+def test_a_length_of_the_files_that_is_not_reached_is_noted(tmp_path: Path) -> None:
+    text = io.StringIO()
+    folder = add_modules(saved(tmp_path / "long", "LlamaModel"))
+    change_config(folder, max_position_embeddings=16)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64})
+    config = BuildConfig(model=str(folder), out=str(tmp_path / "out"), precision="fp32")
+    build(config, open_engine, Progress(Console(file=text, width=200)))
+    assert "max_seq_length is 64; built for 16: bei cuts longer texts there" in text.getvalue()
 
 
 def test_a_task_that_the_modules_cannot_use_is_refused(tmp_path: Path) -> None:
