@@ -21,6 +21,7 @@ from bei.utils.threads import off_loop
 from bei.version import __version__
 
 _TIER = "service_tier"
+_TEXTS = "bytes_contents"
 _RAW_OUTPUT_CONTENTS = 6  # the number of the field
 
 
@@ -48,6 +49,10 @@ def _inputs(request: Any, max_inputs: int) -> oip.Texts:
     is_raw = len(raw) == 1
     if len(raw) > 1 or (is_raw and given.HasField("contents")):
         raise InvalidRequestError("The tensor must be in contents, or alone in raw_input_contents.", "inputs")
+    others = [field.name for field, _ in given.contents.ListFields() if field.name != _TEXTS]
+    if others:
+        message = f"The tensor's contents have {', '.join(others)}: send texts, in {_TEXTS} alone."
+        raise InvalidRequestError(message, "inputs")
     if given.parameters:
         raise InvalidRequestError("The tensor takes no parameters: leave them out.", "inputs")
     tensor = struct_of(
@@ -72,7 +77,8 @@ async def _infer(request: Any, context: RequestContext, _: str | None) -> RpcAns
     """The outputs, in the order in which they are asked for."""
     _check_version(request.model_version)
     parameters = _parameters(request.parameters)
-    context.ask_tier(parameters.pop(_TIER, None))
+    tier = parameters.pop(_TIER, None)
+    context.ask_tier(None if tier is None else str(tier))  # numbers and truths are no tier's name
     for output in request.outputs:
         if _parameters(output.parameters).keys() - {"binary_data"}:
             raise InvalidRequestError("An output takes no parameters: leave them out.", "outputs")

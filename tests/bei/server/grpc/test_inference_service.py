@@ -99,6 +99,13 @@ def wrong(**changes: Any) -> Any:
     return request
 
 
+def with_contents(**others: list[int]) -> Any:
+    request = asked("embedder", ["a"])
+    for name, values in others.items():
+        getattr(request.inputs[0].contents, name).extend(values)
+    return request
+
+
 def with_parameter(name: str, **value: Any) -> Any:
     request = asked("embedder", ["a"])
     request.parameters[name].SetInParent()
@@ -125,6 +132,9 @@ def with_parameter(name: str, **value: Any) -> Any:
         (wrong(datatype="FP32"), "INVALID_ARGUMENT", "Invalid enum value 'FP32'"),
         (wrong(name="input_ids"), "INVALID_ARGUMENT", "Invalid enum value 'input_ids'"),
         (with_parameter("sequence_id", int64_param=5), "INVALID_ARGUMENT", "unknown field `sequence_id`"),
+        (with_parameter("service_tier", int64_param=8), "INVALID_ARGUMENT", "service_tier must be auto, default"),
+        (with_parameter("service_tier", bool_param=True), "INVALID_ARGUMENT", "service_tier must be auto, default"),
+        (with_contents(int_contents=[1]), "INVALID_ARGUMENT", "contents have int_contents: send texts, in bytes_con"),
         (with_parameter("dimensions", int64_param=0), "INVALID_ARGUMENT", "Expected `int` >= 1"),
         (with_parameter("dimensions"), "INVALID_ARGUMENT", "The parameter 'dimensions' has no value"),
         (with_parameter("raw_scores", bool_param=True), "INVALID_ARGUMENT", "raw_scores means nothing to embedder"),
