@@ -78,7 +78,7 @@ def _files() -> dict[str, _File]:
 
 def page_paths(config: ServeConfig) -> set[str]:
     """Paths of the page and its files, if it is served. They are the same for all clients, and name no model."""
-    return {"/ui", *(f"/ui/{name}" for name in _files())} if config.ui else set()
+    return {"/ui", "/ui/", *(f"/ui/{name}" for name in _files())} if config.ui else set()
 
 
 def swagger_folder() -> Path | None:

@@ -13,7 +13,7 @@ from bei.artifact.manifest import Artifact
 from bei.config.settings import DIALECTS, ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.server.routes import pages
-from bei.server.routes.pages import page_paths, swagger_folder
+from bei.server.routes.pages import page_paths, pages_router, swagger_folder
 from bei.utils.html.document import CONTENT_STYLE
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -87,7 +87,7 @@ def test_every_kind_of_model_but_late_interaction_has_a_tab() -> None:
 
 
 def test_the_page_and_its_files_are_served(app: App) -> None:
-    for path in page_paths(ServeConfig()):
+    for path in page_paths(ServeConfig()) - {"/ui/"}:  # which leads to the page
         response = app.get(path)
         assert response.status_code == 200, path
         assert response.content
@@ -154,8 +154,10 @@ def test_the_page_can_be_turned_off(make_app: MakeApp) -> None:
 
 def test_the_page_asks_for_the_key_itself(make_app: MakeApp) -> None:
     app = make_app(FakeEngine(LIMITS), api_keys=(SECRET,))
+    routes = {route.path for route in pages_router(ServeConfig()).routes if route.path.startswith("/ui")}
+    assert routes - page_paths(ServeConfig()) == {"/ui/{name}"}
     for path in page_paths(ServeConfig()):
-        assert app.get(path).status_code == 200, path
+        assert app.get(path).status_code == (307 if path == "/ui/" else 200), path
         assert app.request("POST", path).status_code == 401, path
     assert 'data-keys="yes"' in app.get("/ui").text
     for path in ("/ui/x.js", "/docs", "/docs/swagger-ui.css", "/v1/models", "/stats", "/certificate"):
