@@ -7,9 +7,11 @@ from operator import itemgetter
 from typing import Final
 
 SCOPE_API_KEY: Final = "bei.key"  # auth.keys.Key; absent where the server asks for none
+SCOPE_ASKED_PATH: Final = "bei.asked_path"  # str: what "path" was, without a root path; absent where it is that still
 SCOPE_CONNECTION: Final = "bei.connection"  # int: which no other connection has, of any process of the server
 SCOPE_ENDPOINT: Final = "bei.endpoint"  # endpoint.route.Endpoint; absent where the framework answers
 SCOPE_BODY: Final = "bei.body"  # http.memory_budgets.Body
+SCOPE_URGENCY: Final = "bei.urgency"  # auth.priority.Urgency; absent where the headers say it
 SCOPE_REQUEST_ID: Final = "bei.request_id"  # str
 SCOPE_RECORD: Final = "bei.record"  # telemetry.request_record.RequestRecord
 

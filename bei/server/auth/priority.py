@@ -29,12 +29,15 @@ TIER_FIELD: Final = "service_tier"
 
 class Urgency(NamedTuple):
     """``lane`` None: the request's size decides. ``deadline_s`` is on the monotonic clock; None: there is none.
-    ``lane_param``: the header or the field that names the lane."""
+    ``lane_param``: the header or the field that names the lane; empty: nothing that a client sends."""
 
     lane: Lane | None = None
     deadline_s: float | None = None
     lane_param: str = LANE_HEADER
 
+
+# Of a line of a batch.
+OF_A_BATCH = Urgency("bulk", lane_param="")
 
 # The tier that a request is served in, by the lane that it is given.
 ServedTier: TypeAlias = Literal["default", "priority", "flex"]
@@ -101,10 +104,10 @@ def in_tier(asked: Urgency, tier: str) -> Urgency:
     if lane is None or lane == asked.lane:
         return asked
     if asked.lane is not None:
-        raise InvalidRequestError(
-            f"{TIER_FIELD} {tier} is the lane {lane}, but {asked.lane_param} asks for {asked.lane}: send one of them.",
-            TIER_FIELD,
-        )
+        reason = f"{asked.lane_param} asks for {asked.lane}: send one of them"
+        if not asked.lane_param:
+            reason = f"lines of a batch are {asked.lane}: leave {TIER_FIELD} out"
+        raise InvalidRequestError(f"{TIER_FIELD} {tier} is the lane {lane}, but {reason}.", TIER_FIELD)
     return asked._replace(lane=lane, lane_param=TIER_FIELD)
 
 

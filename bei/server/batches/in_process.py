@@ -6,16 +6,18 @@ import asyncio
 import logging
 import math
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from bei.errors import BeiError, NotAcceptableError, OverloadedError
 from bei.server.auth.keys import Key
+from bei.server.auth.priority import OF_A_BATCH
 from bei.server.http.accept import OCTETS
 from bei.server.http.errors import JSON, UNEXPECTED, own_form, status_of
 from bei.server.http.request_id import HEADER as REQUEST_ID
-from bei.server.scope import SCOPE_API_KEY, SCOPE_CONNECTION
+from bei.server.scope import SCOPE_API_KEY, SCOPE_CONNECTION, SCOPE_URGENCY
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +63,15 @@ def _scope(url: str, body: bytes, client: BatchClient) -> Scope:
         "scheme": "http",
         "method": "POST",
         "root_path": "",
-        "path": path,
+        "path": unquote(path),
         "raw_path": path.encode(),
         "query_string": query.encode(),
         "headers": [
             (b"content-type", JSON.encode()),
             (b"content-length", b"%d" % len(body)),
-            (b"x-bei-lane", b"bulk"),
         ],
         SCOPE_CONNECTION: client.flow,
+        SCOPE_URGENCY: OF_A_BATCH,
     }
     if client.key is not None:
         scope[SCOPE_API_KEY] = client.key

@@ -11,7 +11,8 @@ from typing import Annotated, BinaryIO, NamedTuple
 import msgspec
 from msgspec import Meta
 
-_MARK = b"\xef\xbb\xbf"  # which Windows' tools write in front of UTF-8
+from bei.server.endpoint.lenient_json import masked_halves
+from bei.server.endpoint.parse import BYTE_ORDER_MARK
 
 # Around the body of a line: names, quotes, ids, spaces.
 _AROUND_BODY = 10_000
@@ -57,7 +58,7 @@ def read_lines(file: BinaryIO, most_body_bytes: int, start: int = 0, num_before:
         if is_too_long and not content.endswith(b"\n"):
             end += _skip_rest(file)
         if end == start + len(content) and start == 0:
-            content = content.removeprefix(_MARK)
+            content = content.removeprefix(BYTE_ORDER_MARK)
         if is_too_long:
             message = f"The line has more than the {most_body_bytes} bytes of payload_limit: send fewer inputs in it."
             yield RequestLine(number, end, None, problem=LineProblem("line_too_large", message))
@@ -78,7 +79,7 @@ def _skip_rest(file: BinaryIO) -> int:
 def parsed(content: bytes, number: int, end: int) -> RequestLine:
     """The line of ``content``."""
     try:
-        found = _decoder.decode(content)
+        found = _decoded(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The line is no request of a batch: {error}. {_FORM}"
         return RequestLine(number, end, _custom_id_of(content), problem=LineProblem("invalid_json_line", message))
@@ -92,6 +93,24 @@ def parsed(content: bytes, number: int, end: int) -> RequestLine:
     if not line.body.startswith(b"{"):
         return line._replace(problem=LineProblem("invalid_json_line", f"The body is no object. {_FORM}"))
     return line
+
+
+def _decoded(content: bytes) -> BatchLine:
+    """Half of a surrogate pair in the body is for its route to refuse. Raises what the decoder does."""
+    try:
+        return _decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        masked = masked_halves(content)
+        if masked == content:
+            raise
+    found = _decoder.decode(masked)
+    body = bytes(found.body)
+    start = masked.rfind(body)  # no string of the line has its quotes
+    end = start + len(body)
+    around = content[:start] + content[end:]
+    if masked_halves(around) != around:
+        raise msgspec.DecodeError("half of a surrogate pair, which is no character, stands outside of the body")
+    return msgspec.structs.replace(found, body=msgspec.Raw(content[start:end]))
 
 
 def _custom_id_of(content: bytes) -> str | None:

@@ -87,6 +87,13 @@ def _without_halves(content: bytes, in_part: bool) -> tuple[bytes, Mapping[int, 
     return msgspec.json.encode(tree), unreadable
 
 
+def masked_halves(content: bytes) -> bytes:
+    """``content`` with an escape of the same length, of U+FFFD, for each half of a surrogate pair."""
+    if not _SURROGATE.search(content):
+        return content
+    return _ESCAPE.sub(lambda found: found[0] if found[1] is None else rb"\ufffd", content)
+
+
 def _marked(found: re.Match[bytes], mark: bytes) -> bytes:
     return found[0] if found[1] is None else mark + found[1]
 

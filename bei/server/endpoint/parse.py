@@ -22,6 +22,9 @@ RequestT = TypeVar("RequestT")
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 
+# What Windows' tools write in front of UTF-8: RFC 8259, section 8.1, lets it be ignored.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
 
@@ -46,6 +49,7 @@ async def read(parse: Callable[[bytes], Any], content: bytes, *, in_part: bool =
 
     Raises what ``parse`` raises, InvalidTextError.
     """
+    content = content.removeprefix(BYTE_ORDER_MARK)
     if len(content) > INLINE_BODY_BYTES:
         return await off_loop(read_now, parse, content, in_part)
     return read_now(parse, content, in_part)

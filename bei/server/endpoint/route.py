@@ -37,7 +37,7 @@ from bei.server.http.responses import (
     whole_body,
 )
 from bei.server.http.routing import ApiRoute
-from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_CONNECTION, SCOPE_RECORD
+from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_CONNECTION, SCOPE_RECORD, SCOPE_URGENCY
 from bei.server.telemetry.request_record import RequestRecord
 from bei.utils.threads import off_loop
 
@@ -50,9 +50,6 @@ _LEAST_CODED_BYTES = 1_000
 
 # After larger bodies memory is given back to the system, as after answers that are streamed.
 _LARGE_BODY_BYTES = 1_000_000
-
-# What Windows' tools write in front of UTF-8: RFC 8259, section 8.1, lets it be ignored.
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,8 @@ class Endpoint:
         timing = work.timing
         if timing is not None:
             timing.reads_body = True
-        asked, form = urgency_of(request.scope["headers"]), answer_form(request.scope["headers"])
+        asked = request.scope.get(SCOPE_URGENCY) or urgency_of(request.scope["headers"])
+        form = answer_form(request.scope["headers"])
         if key is not None:
             key.urgency(asked)  # refuses before the body is read
         if form.has_report and not self._route.has_report:
@@ -195,7 +193,7 @@ class Endpoint:
 
     async def _read(self, parse: Callable[[bytes], Any], body: bytes, *, in_part: bool) -> Read:
         try:
-            return await read(parse, body.removeprefix(_BYTE_ORDER_MARK), in_part=in_part)
+            return await read(parse, body, in_part=in_part)
         except BeiError:
             if len(body) > _LARGE_BODY_BYTES:  # millions of objects may have been made of it before it was refused
                 self._memory.soon()

@@ -38,6 +38,7 @@ def ask(app: App, url: str, body: object, client: BatchClient = ANYBODY) -> Line
         ("/v1/embeddings", {"input": "a text", "model": "other"}),
         ("/tei/embed", {"inputs": []}),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/openai/deployments/%74iny/embeddings", {"input": "a text"}),
         ("/nothing", {}),
         ("/health", {}),
     ],
@@ -63,6 +64,19 @@ def test_a_line_is_bulk_work_of_its_client(make_app: MakeApp) -> None:
     app = make_app(FakeEngine(LIMITS))
     assert ask(app, "/v1/embeddings", {"input": "hello"}).status == 200
     assert 'lane="bulk"' in app.get("/metrics").text
+
+
+def test_a_line_that_asks_for_another_lane_is_told_that_it_is_of_a_batch(app: App) -> None:
+    answer = ask(app, "/v1/embeddings", {"input": "a", "service_tier": "priority"})
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["param"]) == (400, "service_tier")
+    assert error["message"].endswith("lines of a batch are bulk: leave service_tier out.")
+    assert ask(app, "/v1/embeddings", {"input": "a", "service_tier": "flex"}).status == 200
+
+
+def test_half_a_character_is_an_error_of_its_line(app: App) -> None:
+    answer = ask(app, "/v1/embeddings", {"input": "caf\u00e9 \ud83d"})
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "invalid_text")
 
 
 def test_a_line_has_the_rights_of_its_key_and_no_secret(make_app: MakeApp) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,32 @@ def test_an_unknown_field_is_refused_by_its_name() -> None:
     (line,) = lines_of(changed(timeout=3))
     assert line.problem is not None
     assert "timeout" in line.problem.message
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "\ude00", "\ud83d and more text"])
+@pytest.mark.parametrize("body", ["{half}", ["a", "b {half}"], {"{half}": 1, "\\ud83d": "\\\\\u2603"}])
+def test_half_of_a_surrogate_pair_in_the_body_is_for_its_route_to_refuse(half: str, body: object) -> None:
+    """As where JSON's encoders write an emoji that was cut."""
+    written = json.dumps({"input": body}).replace("{half}", json.dumps(half)[1:-1]).encode()
+    for fields in (b'"custom_id":"a","body":%s', b'"body":%s,"custom_id":"a"', b'"custom_id":"\xef\xbf\xbd","body" : %s '):
+        (line,) = lines_of(b'{"method":"POST",' + fields % written + b',"url":"/embed"}')
+        assert (line.problem, line.body) == (None, written)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"custom_id": "a\ud800"}, {"url": "/embed\ud800"}, {"body": {"input": "\ud83d"}, "custom_id": "\ud83d"}],
+)
+def test_half_of_a_surrogate_pair_elsewhere_is_named(fields: dict[str, Any]) -> None:
+    (line,) = lines_of(changed(**fields))
+    assert line.problem is not None
+    assert "half of a surrogate pair, which is no character, stands outside of the body" in line.problem.message
+
+
+def test_of_a_body_that_stands_twice_none_is_taken_for_the_other() -> None:
+    twice = b'"body":{"input":"\\ud83d"},"body":{"input":"\\ud83c"}'
+    (line,) = lines_of(b'{"custom_id":"a","method":"POST","url":"/embed",%s}' % twice)
+    assert line.problem is not None
 
 
 def test_a_line_that_is_too_long_costs_the_others_nothing_and_is_not_kept() -> None:
