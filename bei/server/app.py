@@ -9,32 +9,33 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Router
+from starlette.routing import Match
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei.config.settings import ServeConfig
-from bei.errors import BeiError, ShuttingDownError
+from bei.errors import BeiError
 from bei.server.auth.middleware import ApiKeys
 from bei.server.batches.batches_routes import batches_router
 from bei.server.batches.files_routes import files_router
 from bei.server.dialects import cohere, nim, tei, vllm, vllm_pooling
-from bei.server.dialects.base import Dialects, mounted
+from bei.server.dialects.base import Dialect, Dialects, mounted
 from bei.server.dialects.table import all_dialects
 from bei.server.endpoint.context import Context
 from bei.server.endpoint.models import Models, models_router
 from bei.server.endpoint.route import Endpoint, Route
 from bei.server.http.cors import Cors, CorsHeaders, CorsPreflight
-from bei.server.http.errors import FORM_KEY, HANDLERS, UNEXPECTED, ErrorResponses, error_response
+from bei.server.http.errors import FORM_KEY, HANDLERS, UNEXPECTED, ErrorResponses, error_response, stopped
 from bei.server.http.fast_response import exchange_of
 from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import WholeResponse
-from bei.server.http.root_path import RootPathRemoved, RootPathRestored
+from bei.server.http.root_path import RootPathRemoved, RootPathRestored, without_root
 from bei.server.http.routing import ApiRouter
 from bei.server.open_paths import open_paths, untraced_paths
 from bei.server.openapi.document import page
@@ -58,7 +59,7 @@ from bei.server.routes.health import health_router
 from bei.server.routes.hub_paths import hub_routes
 from bei.server.routes.info import info_router
 from bei.server.routes.pages import pages_router
-from bei.server.scope import SCOPE_ENDPOINT, SCOPE_RECORD, SCOPE_REQUEST_ID
+from bei.server.scope import SCOPE_ASKED_PATH, SCOPE_ENDPOINT, SCOPE_RECORD, SCOPE_REQUEST_ID
 from bei.server.server_parts import ServerParts
 from bei.server.status.peers import Peers
 from bei.server.status.whole_server import WholeServer
@@ -138,22 +139,26 @@ def create_app(
     router.include(health_router(server, page=_page_of(config)))
     router.include(certificate_router(models))
     router.include(files_router(parts.batches, config.batch_file_limit))
-    router.include(batches_router(parts.batches, config, partial(_has_route, inference)))
     router.include(pages_router(config))
+    paths = RoutePaths(dialects, endpoints, router.routes, _other_paths(config))
+    router.include(batches_router(parts.batches, config, partial(_asks_model, inference, paths, config.root_path)))
     app = Starlette(routes=[StarletteRoute("/openapi.json", _openapi), *router.routes], exception_handlers=HANDLERS)
-    app.router.redirect_slashes = False  # see Routing
+    app.router.redirect_slashes = False  # see RoutePaths
     # Made when it is first asked for: a server that starts does not wait for it.
     app.state.openapi = cache(partial(page, router.routes, routes, [*dialects], config))
-    return _with_middlewares(app, endpoints, dialects, parts)
+    return _with_middlewares(app, paths, dialects, parts)
 
 
-def _has_route(routes: Seq[StarletteRoute], url: str) -> bool:
-    scope = {"type": "http", "method": "POST", "path": url.partition("?")[0]}
-    return any(route.matches(scope)[0] is Match.FULL for route in routes)
+def _asks_model(inference: Seq[StarletteRoute], paths: RoutePaths, root: str, url: str) -> bool:
+    """True if a POST to ``url``, which has no server's part, is answered by one of ``inference``."""
+    path = without_root(unquote(url.partition("?")[0]), root)
+    scope = {"type": "http", "method": "POST", "path": path, "headers": ()}
+    scope["path"], _ = paths.of(scope)
+    return any(route.matches(scope)[0] is Match.FULL for route in inference)
 
 
-def _with_middlewares(app: Starlette, endpoints: Seq[Endpoint], dialects: Dialects, parts: ServerParts) -> ASGIApp:
-    """``app`` and ``endpoints`` behind the middlewares. To be read from the bottom: the last one is the outermost.
+def _with_middlewares(app: Starlette, paths: RoutePaths, dialects: Dialects, parts: ServerParts) -> ASGIApp:
+    """``app`` behind the middlewares. To be read from the bottom: the last one is the outermost.
 
     They are ours and not the framework's, whose layers would stand in front of it: here a layer without a second half
     is a plain function, and none wraps ``send``, so that hot routes can answer past it (``fast_response``).
@@ -166,7 +171,7 @@ def _with_middlewares(app: Starlette, endpoints: Seq[Endpoint], dialects: Dialec
     if config.cors_origins:
         cors = Cors(config.cors_origins, credentials=config.cors_credentials)
         inner = CorsPreflight(inner, cors)
-    inner = Routing(inner, dialects, endpoints, app.router, _other_paths(config))
+    inner = Routing(inner, paths)
     if root:
         inner = RootPathRemoved(inner, root)
     inner = ErrorResponses(inner)
@@ -191,47 +196,61 @@ async def _openapi(request: Request) -> Response:
     return JSONResponse(request.app.state.openapi())
 
 
-class Routing:
-    """Middleware: finds the hot endpoint, which it leaves in the scope, under the mount point of the dialect that the
-    request asks for, if that has the path. Slashes at the end of other paths than ``/`` are left out: clients that get
-    a redirect for a POST drop the body or give up. Raises what ``Dialects.of`` does."""
+class RoutePaths:
+    """Which route's path the path of a request means: the one under the mount point of the dialect that the request
+    asks for, if that has it. Slashes at the end of other paths than ``/`` are left out: clients that get a redirect for
+    a POST drop the body or give up. ``hot``: endpoints whose paths have no parameters, by them."""
 
     def __init__(
         self,
-        app: ASGIApp,
         dialects: Dialects,
         endpoints: Iterable[Endpoint],
-        router: Router,
+        routes: Seq[StarletteRoute],
         other_paths: Mapping[str, str],
     ) -> None:
-        self._app = app
+        self.hot = {endpoint.path: endpoint for endpoint in endpoints if "{" not in endpoint.path}
         self._dialects = dialects
         self._other_paths = other_paths
-        self._hot = {endpoint.path: endpoint for endpoint in endpoints}
-        self._router = router
-        paths = (*self._hot, *(route.path for route in router.routes if isinstance(route, StarletteRoute)))
-        self._end_in_slashes = {path for path in paths if path.endswith("/")}
+        self._routes = routes
+        self._end_in_slashes = {route.path for route in routes if route.path.endswith("/")}
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        path = asked = scope["path"]
-        if path.endswith("/") and path not in self._end_in_slashes:
+    def of(self, scope: Scope) -> tuple[str, Dialect | None]:
+        """The path, and the dialect that answers there; None: it is ours. Raises what ``Dialects.of`` does."""
+        path: str = scope["path"]
+        if path[-1:] == "/" and path not in self._end_in_slashes:
             path = path.rstrip("/") or "/"
         path = self._other_paths.get(path, path)
         dialect, mounted = self._dialects.of(scope["headers"], path)
         if dialect is not None and (dialect.owns(path) or self._has(scope, mounted)):
+            return mounted, dialect
+        return path, None
+
+    def _has(self, scope: Scope, path: str) -> bool:
+        placed = {**scope, "path": path, "raw_path": path.encode()}
+        return path in self.hot or any(route.matches(placed)[0] is Match.FULL for route in self._routes)
+
+
+class Routing:
+    """Middleware: finds the path, the form of errors, and the hot endpoint, which it leaves in the scope. Raises what
+    ``RoutePaths.of`` does."""
+
+    def __init__(self, app: ASGIApp, paths: RoutePaths) -> None:
+        self._app = app
+        self._paths = paths
+        self._hot = paths.hot
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        asked = scope["path"]
+        path, dialect = self._paths.of(scope)
+        if dialect is not None:
             scope[FORM_KEY] = dialect.error_form
-            path = mounted
         if path != asked:
-            scope["path"], scope["raw_path"] = path, path.encode()
+            scope[SCOPE_ASKED_PATH], scope["path"], scope["raw_path"] = asked, path, path.encode()
         endpoint = self._hot.get(path)
         if endpoint is not None and scope["method"] == "POST":
             scope[SCOPE_ENDPOINT] = endpoint
             scope[SCOPE_RECORD].route = endpoint.path
         return self._app(scope, receive, send)
-
-    def _has(self, scope: Scope, path: str) -> bool:
-        placed = {**scope, "path": path, "raw_path": path.encode()}
-        return path in self._hot or any(route.matches(placed)[0] is Match.FULL for route in self._router.routes)
 
 
 class HotRoutes:
@@ -263,9 +282,8 @@ async def _answer(endpoint: Answer, scope: Scope, receive: Receive) -> Response:
         return error_response(error, scope)
     except ClientDisconnect:
         return Response(status_code=499)  # for the metrics: the client is gone
-    except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
-        message = "The server has stopped: send the request to another replica."
-        return error_response(ShuttingDownError(message), scope)
+    except asyncio.CancelledError:  # as in ``http.routing``
+        return error_response(stopped(), scope)
     except Exception:  # a border: a bug costs its own request the answer, and the client sees no traceback
         log.exception("unexpected error, request %s on %s", scope[SCOPE_REQUEST_ID], scope["path"])
         return error_response(UNEXPECTED, scope)

@@ -52,9 +52,9 @@ class CreateBatch(msgspec.Struct):
     output_expires_after: ExpiresAfter | None = None
 
 
-def batches_router(store: BatchStore | None, config: ServeConfig, has_route: Callable[[str], bool]) -> ApiRouter:
-    """The routes; ``store`` None: they answer that there are none. ``has_route``: True for the path of a route that
-    answers the lines of a batch."""
+def batches_router(store: BatchStore | None, config: ServeConfig, asks_model: Callable[[str], bool]) -> ApiRouter:
+    """The routes; ``store`` None: they answer that there are none. ``asks_model``: True for a URL without the server's
+    part whose route answers the lines of a batch."""
     router = ApiRouter()
 
     @router.post("/v1/batches", summary="Answer a file of requests")
@@ -69,7 +69,7 @@ def batches_router(store: BatchStore | None, config: ServeConfig, has_route: Cal
         any route that asks a model. Needs the setting batch_dir."""
         found = opened(store, request)
         asked: CreateBatch = (await read(_parse, await read_body(request, config.payload_limit))).request
-        if not has_route(asked.endpoint):
+        if not asks_model(asked.endpoint):
             message = f"endpoint {asked.endpoint[:100]!r} is no route that asks a model: see /openapi.json."
             raise InvalidRequestError(message, "endpoint")
         record = _record(asked, owner_of(request))

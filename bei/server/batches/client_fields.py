@@ -11,6 +11,7 @@ from starlette.requests import Request
 from bei.errors import InvalidRequestError, RouteNotFoundError
 from bei.server.auth.keys import Key
 from bei.server.batches.store import LIFETIME_S, BatchStore, Page
+from bei.server.http.errors import asked_path
 from bei.server.scope import SCOPE_API_KEY
 
 # OpenAI's bounds of ``expires_after``.
@@ -28,7 +29,7 @@ def opened(store: BatchStore | None, request: Request) -> BatchStore:
     """Raises RouteNotFoundError where the server has no batches."""
     if store is None:
         raise RouteNotFoundError(
-            f"{request.url.path[:100]} is not served here: start the server with --batch-dir FOLDER to have files and "
+            f"{asked_path(request.scope)[:100]} is not served here: start the server with --batch-dir FOLDER to have files and "
             "batches."
         )
     return store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypedDict
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei import errors
 from bei.server.http.compression import CODINGS
+from bei.server.scope import SCOPE_ASKED_PATH
 from bei.server.telemetry.middleware import with_answer_headers
 
 JSON = "application/json"
@@ -24,6 +26,10 @@ _METHODS = ("DELETE", "GET", "HEAD", "POST")
 
 # Of a path, to be looked at.
 _MOST_PARTS = 12
+
+# Of an unknown path, and of a route's: as /v1/embedding is like /v1/embeddings.
+_MOST_PATH_CHARS = 100
+_LIKENESS = 0.85
 
 # Nearest class along the error's ancestry wins. The types are those that OpenAI clients know.
 _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
@@ -57,6 +63,11 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
 
 # A bug, to the client.
 UNEXPECTED = errors.BeiError("The server met an unexpected error: please report it with its log.")
+
+
+def stopped() -> errors.ShuttingDownError:
+    """Of a request that has not arrived completely when the server has waited long enough for the rest of it."""
+    return errors.ShuttingDownError("The server has stopped: send the request to another replica.")
 
 
 class ErrorDetail(TypedDict):
@@ -150,15 +161,23 @@ async def on_bei_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Handler for the framework's errors (no such route, wrong method), in our body."""
     assert isinstance(error, HTTPException)
-    path, scope = request.url.path, request.scope
+    path, scope = asked_path(request.scope), request.scope
     if error.status_code == 404:
         return error_response(errors.RouteNotFoundError(f"There is no route {path}: {_advice(request)}."), scope)
     if error.status_code == 405:
-        message = f"{path} does not take {request.method}: see /openapi.json."
+        methods = _methods_of(request)
+        message = f"{path} does not take {request.method}: send {' or '.join(methods)}."
         response = error_response(errors.MethodNotAllowedError(message), scope)
-        response.headers["allow"] = ", ".join(_methods_of(request))
+        response.headers["allow"] = ", ".join(methods)
         return response
     return error_response(errors.InvalidRequestError(str(error.detail)), scope)
+
+
+def asked_path(scope: Scope) -> str:
+    """The path that the client has asked for, with the root path."""
+    asked: str | None = scope.get(SCOPE_ASKED_PATH)
+    path: str = scope["path"] if asked is None else scope.get("root_path", "") + asked
+    return path
 
 
 def _advice(request: Request) -> str:
@@ -171,7 +190,17 @@ def _advice(request: Request) -> str:
             once = "/" + "/".join(parts[:first] + parts[middle:])
             if parts[first:middle] == parts[middle : middle + size] and _has_route(request, once):
                 return f"/{'/'.join(parts[first:middle])} stands there twice. Give the client a base URL without it"
-    return "see /openapi.json"
+    nearest = _nearest(request)
+    return f"{nearest} may be meant, else see /openapi.json" if nearest else "see /openapi.json"
+
+
+def _nearest(request: Request) -> str | None:
+    """The path of a route that is written much as the request's is."""
+    root = request.scope.get("root_path", "")
+    path = request.scope["path"][len(root) :][:_MOST_PATH_CHARS]
+    paths = {route.path for route in request.app.router.routes if "{" not in route.path}
+    found = difflib.get_close_matches(path, paths, 1, _LIKENESS)
+    return root + found[0] if found else None
 
 
 def _has_route(request: Request, path: str) -> bool:

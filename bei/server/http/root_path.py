@@ -10,6 +10,13 @@ from collections.abc import Awaitable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
+def without_root(path: str, root: str) -> str:
+    """``path`` as routes have it."""
+    if path == root or path.startswith(root + "/"):
+        return path[len(root) :] or "/"
+    return path
+
+
 class RootPathRemoved:
     """Middleware: the path becomes that of the routes."""
 
@@ -18,9 +25,7 @@ class RootPathRemoved:
         self._root = root
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        path: str = scope["path"]
-        if path == self._root or path.startswith(self._root + "/"):
-            scope["path"] = path[len(self._root) :] or "/"
+        scope["path"] = without_root(scope["path"], self._root)
         return self._app(scope, receive, send)
 
 

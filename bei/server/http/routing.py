@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from bei.server.http.errors import stopped
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -79,7 +82,10 @@ def _endpoint(function: Callable[..., Any]) -> Callable[[Request], Awaitable[Res
     async def endpoint(request: Request) -> Response:
         given = {"request": request, **request.path_params}
         arguments = {name: given[name] if name in given else request.query_params.get(name) for name in names}
-        found = await function(**arguments)
+        try:
+            found = await function(**arguments)
+        except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
+            raise stopped() from None
         return found if isinstance(found, Response) else JSONResponse(found)
 
     return endpoint

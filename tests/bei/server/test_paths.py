@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
+from bei.server.app import inference_routes
+from bei.server.dialects.base import mounted
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS
@@ -120,6 +123,39 @@ def test_a_path_with_a_part_twice_is_told_so(app: App, path: str, doubled: str) 
         f"There is no route {path}: {doubled} stands there twice. Give the client a base URL without it."
         in response.text
     )
+
+
+def test_a_path_is_named_as_it_was_asked_for(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS), predict_path="/predict/7", root_path="/root")
+    for path in ("/api/v1/embeddings", "/v1/nothing/", "/tei/nothing//"):
+        for prefix in ("/root", ""):
+            assert f"There is no route /root{path}:" in ask(app, "POST", prefix + path).text
+    assert "/root/predict/7 does not take GET: send POST." in ask(app, "GET", "/predict/7").text
+    assert "There is no route /root/v1/nothing:" in ask(app, "GET", "/v1/nothing", host="a?b").text
+    assert "/root/v1/files/ is not served here" in ask(app, "GET", "/v1/files/").text
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v1/embedding", "/v1/embeddings"),
+        ("/v1/reranks", "/v1/rerank"),
+        ("/v1/chat/completions", None),
+        ("/tei/embedd", "/tei/embed"),
+        ("/" + "v1/embeddings/" * 1_000, None),
+    ],
+)
+def test_the_nearest_route_is_named(app: App, path: str, nearest: str | None) -> None:
+    advice = f"{nearest} may be meant, else see /openapi.json." if nearest else "see /openapi.json."
+    assert ask(app, "POST", path, TEXTS).json()["error" if "/tei" in path else "detail"].endswith(f": {advice}")
+
+
+def test_a_template_of_a_path_is_a_path_like_others(kinds: App) -> None:
+    routes = (*inference_routes(ServeConfig()), *(route for dialect in kinds.dialects for route in mounted(dialect)))
+    templates = [route.path for route in routes if "{" in route.path]
+    assert len(templates) > 5
+    for path in (*templates, "/v1/files/{file_id}", "/v1/batches/{batch_id}/cancel"):
+        assert ask(kinds, "POST", path, TEXTS).status_code < 500, path
 
 
 @pytest.mark.parametrize("path", ["/v1/v1", "/v1/v1/nothing", "/a/a", "/v1/embeddings/x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ def test_lists_have_pages(serve: MakeClients) -> None:
         ({"endpoint": "/v1/nothing"}, 400, "endpoint"),
         ({"endpoint": "/health"}, 400, "endpoint"),
         ({"endpoint": "/v1/files"}, 400, "endpoint"),
+        ({"endpoint": "/v1/files/"}, 400, "endpoint"),
+        ({"endpoint": "v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/api/tags"}, 400, "endpoint"),
         ({"endpoint": 7}, 400, "endpoint"),
         ({"completion_window": "soon"}, 400, "completion_window"),
         ({"completion_window": "31d"}, 400, "completion_window"),
@@ -128,10 +132,42 @@ def test_a_wrong_batch_is_refused(serve: MakeClients, fields: dict[str, Any], st
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
+def test_a_byte_order_mark_in_front_is_passed_over(serve: MakeClients) -> None:
+    clients = serve()
+    file_id = clients.upload(line("a")).json()["id"]
+    asked = {"input_file_id": file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    content = b"\xef\xbb\xbf" + json.dumps(asked).encode()
+    assert clients.ask("POST", "/v1/batches", content=content).status_code == 200
+
+
 @pytest.mark.parametrize("endpoint", ["/embed", "/tei/embed", "/cohere/v2/rerank", "/vllm/v1/score", "/v1/rerank"])
 def test_every_route_that_asks_a_model_is_an_endpoint(serve: MakeClients, endpoint: str) -> None:
     clients = serve()
     assert clients.create(line("a", url=endpoint), endpoint=endpoint).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "endpoint", "text_field"),
+    [
+        ({}, "/api/embed", "input"),
+        ({}, "/v1/embeddings/", "input"),
+        ({}, "/openai/deployments/%74iny/embeddings?api-version=1", "input"),
+        ({"predict_path": "/predict/7"}, "/predict/7", "instances"),
+        ({"root_path": "/root"}, "/root/v1/embeddings", "input"),
+        ({"root_path": "/root"}, "/v1/embeddings", "input"),
+        ({"dialect": "cohere"}, "/v1/embed", "texts"),
+    ],
+)
+def test_an_endpoint_is_any_path_that_answers_over_http(
+    serve: MakeClients, settings: dict[str, str], endpoint: str, text_field: str
+) -> None:
+    clients = serve(**settings)
+    body = {text_field: [{"inputs": "a"}] if text_field == "instances" else ["a"], "model": "tiny"}
+    written = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body}).encode()
+    made = clients.create(written, endpoint=endpoint)
+    assert made.status_code == 200, made.text
+    assert clients.ask("POST", endpoint, json=body).status_code == 200
+    assert clients.ended(made.json()["id"])["request_counts"]["completed"] == 1
 
 
 def test_a_file_that_a_batch_reads_stays(serve: MakeClients) -> None:
