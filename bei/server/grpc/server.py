@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +29,7 @@ from bei.server.grpc.messages import pool, services
 from bei.server.grpc.tei_services import tei_methods
 from bei.server.http.body_time import body_due_s, body_too_slow
 from bei.server.http.memory_budgets import AnswerMemory, Body, BodyMemory
-from bei.server.http.tls import TLS
+from bei.server.http.tls import TLS, Pem
 from bei.server.lifecycle.drain import LINGER_S
 from bei.server.server_parts import ServerParts
 from bei.server.status.peers import Peers
@@ -141,7 +140,7 @@ class GrpcServer:
             if self._tls is None:
                 self.port = self._server.add_insecure_port(address)
             else:
-                self.port = self._server.add_secure_port(address, _credentials(config, self._tls))
+                self.port = self._server.add_secure_port(address, _credentials(self._tls))
         except RuntimeError as error:
             raise _taken(config, str(error)) from error
         await self._set_health(is_serving=True)  # or its service would know no name yet
@@ -334,32 +333,24 @@ def _options(config: ServeConfig) -> Seq[tuple[str, int]]:
     return [(name, min(value, _MOST)) for name, value in options]
 
 
-def _credentials(config: ServeConfig, tls: TLS) -> grpc.ServerCredentials:
-    """Certificates that are read anew where ``tls`` has read them anew."""
+def _credentials(tls: TLS) -> grpc.ServerCredentials:
+    """The certificates of ``tls``, as it has them at each handshake."""
     import grpc
 
-    seen = tls.context
+    seen = tls.pem
 
-    def read() -> Any:
-        ca = config.tls_client_ca
-        return grpc.ssl_server_certificate_configuration(
-            [(_content(config.tls_key), _content(config.tls_cert))], None if ca is None else _content(ca)
-        )
+    def made(pem: Pem) -> Any:
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.client_ca)
 
     def renewed() -> Any:
         nonlocal seen
-        if tls.context is seen:
+        if tls.pem is seen:
             return None
-        seen = tls.context
-        return read()
+        seen = tls.pem
+        return made(seen)
 
-    needs = config.tls_client_ca is not None
-    return grpc.dynamic_ssl_server_credentials(read(), renewed, require_client_authentication=needs)
-
-
-def _content(path: str | None) -> bytes:
-    assert path is not None  # TLS has both
-    return Path(path).expanduser().read_bytes()
+    needs = seen.client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(made(seen), renewed, require_client_authentication=needs)
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ import re
 import ssl
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
@@ -20,15 +21,24 @@ from bei.utils.threads import off_loop
 
 log = logging.getLogger(__name__)
 
-_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_KEY = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY-----")
+_CERTIFICATE = re.compile(b"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_KEY = re.compile(b"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
 # Seconds from the last byte to the client's close_notify; then the connection is cut off.
 SHUTDOWN_S = 2.0
 
 
+class Pem(NamedTuple):
+    """The contents of the files. ``client_ca`` None: clients need no certificate."""
+
+    cert: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
 class TLS:
-    """The ``context`` of new connections, and the seconds that each has for its handshake (``handshake_s``).
+    """The ``context`` of new connections, what it was made of (``pem``), and the seconds that each has for its handshake
+    (``handshake_s``).
 
     Raises ConfigError if the files cannot be used.
     """
@@ -36,17 +46,17 @@ class TLS:
     def __init__(self, cert: str, key: str, client_ca: str | None, handshake_s: float) -> None:
         self.handshake_s = handshake_s
         self._files = cert, key, client_ca
-        self.context = self._read()
+        self.context, self.pem = self._read()
 
-    def _read(self) -> ssl.SSLContext:
-        context, certificate = _context(*self._files)
-        _warn_of_dates(self._files[0], certificate)
-        return context
+    def _read(self) -> tuple[ssl.SSLContext, Pem]:
+        context, pem = _context(*self._files)
+        _warn_of_dates(self._files[0], pem.cert)
+        return context, pem
 
     async def reload(self) -> None:
         """Read the files again. If they cannot be used, the old context stays and the error is logged."""
         try:
-            self.context = await off_loop(self._read)
+            self.context, self.pem = await off_loop(self._read)
         except ConfigError as error:
             log.error("the certificate stays as it was, the new one cannot be used: %s", error)
             return
@@ -66,13 +76,8 @@ def check_tls(config: ServeConfig) -> None:
         _context(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
-def _context(cert: str, key: str, client_ca: str | None) -> tuple[ssl.SSLContext, str]:
-    """The context, and the server's certificate in PEM form."""
-    certificate = _CERTIFICATE.search(_text_of("tls_cert", cert))
-    if certificate is None:
-        raise ConfigError(f"tls_cert {cert} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
-    if _KEY.search(_text_of("tls_key", key)) is None:
-        raise ConfigError(f"tls_key {key} has no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
+def _context(cert: str, key: str, client_ca: str | None) -> tuple[ssl.SSLContext, Pem]:
+    pem = _pem_of(cert, key, client_ca)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -80,11 +85,20 @@ def _context(cert: str, key: str, client_ca: str | None) -> tuple[ssl.SSLContext
     _load_chain(context, cert, key)
     if client_ca is not None:
         _load_authorities(context, client_ca)
-    return context, certificate[0]
+    if _pem_of(cert, key, client_ca) != pem:  # the context takes paths alone
+        raise ConfigError("tls_cert, tls_key or tls_client_ca has changed while they were read: have them read again.")
+    return context, pem
 
 
-def _text_of(setting: str, path: str, most_bytes: int = MOST_KEY_BYTES) -> str:
-    return named_bytes(setting, path, most_bytes).decode("ascii", errors="replace")
+def _pem_of(cert: str, key: str, client_ca: str | None) -> Pem:
+    authorities = None if client_ca is None else named_bytes("tls_client_ca", client_ca, MOST_AUTHORITIES_BYTES)
+    pem = Pem(named_bytes("tls_cert", cert, MOST_KEY_BYTES), named_bytes("tls_key", key, MOST_KEY_BYTES), authorities)
+    for setting, path, content in (("tls_cert", cert, pem.cert), ("tls_client_ca", client_ca, pem.client_ca)):
+        if content is not None and _CERTIFICATE.search(content) is None:
+            raise ConfigError(f"{setting} {path} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
+    if _KEY.search(pem.key) is None:
+        raise ConfigError(f"tls_key {key} has no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
+    return pem
 
 
 def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
@@ -109,8 +123,6 @@ def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 
 def _load_authorities(context: ssl.SSLContext, client_ca: str) -> None:
-    if _CERTIFICATE.search(_text_of("tls_client_ca", client_ca, MOST_AUTHORITIES_BYTES)) is None:
-        raise ConfigError(f"tls_client_ca {client_ca} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
     try:
         context.load_verify_locations(Path(client_ca).expanduser())
     except OSError as error:
@@ -123,9 +135,11 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _warn_of_dates(path: str, certificate: str) -> None:
+def _warn_of_dates(path: str, pem: bytes) -> None:
+    first = _CERTIFICATE.search(pem)
+    assert first is not None  # it was looked for
     try:
-        found = validity(ssl.PEM_cert_to_DER_cert(certificate))
+        found = validity(ssl.PEM_cert_to_DER_cert(first[0].decode("ascii", errors="replace")))
     except ValueError:  # Python is stricter about base64 than OpenSSL
         found = None
     if found is None:

@@ -8,6 +8,7 @@ import shutil
 import ssl
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +196,24 @@ def test_where_the_new_files_cannot_be_used_the_old_certificate_stays(
     asyncio.run(server.reload())
     assert subject(server, authority) == "first"
     assert "the certificate stays as it was, the new one cannot be used: tls_key" in caplog.text
+
+
+def test_files_that_change_while_they_are_read_are_not_used(
+    pair: Pair, made: dict[str, Pair], authority: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = tls(pair)
+    before, load = server.pem, ssl.SSLContext.load_cert_chain
+
+    def changed(context: ssl.SSLContext, *files: Any) -> None:
+        put(pair, made["second"])
+        load(context, *files)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", changed)
+    asyncio.run(server.reload())
+    assert "has changed while they were read" in caplog.text
+    assert (subject(server, authority), server.pem) == ("first", before)
+    asyncio.run(server.reload())
+    assert (subject(server, authority), server.pem.cert) == ("second", made["second"].cert.read_bytes())
 
 
 @pytest.mark.parametrize(
