@@ -31,6 +31,9 @@ UNNAMED = frozenset((None, "default/not-specified"))
 _OF_TEI = frozenset(("tei", "text-embeddings-inference"))
 
 
+# Of clients whose model cannot be set.
+_REMEDY = " Name one of them, or start the server with --alias or --any-model-name."
+
 _LONGEST_NAME = 512  # characters
 _MOST_KEPT = 1000  # names whose model was found
 
@@ -94,9 +97,8 @@ class Models:
             return service
         found = self._meant(name) or self._adapted(name)
         if not found:
-            raise ModelNotFoundError(
-                f"Model {name!r} is not served here. Served: {self._names()}.{self._adapters_of(name)}", "model"
-            )
+            advice = self._adapters_of(name) or _REMEDY
+            raise ModelNotFoundError(f"Model {name!r} is not served here. Served: {self._names()}.{advice}", "model")
         return _the_only(found, f"{name!r} means several served models")
 
     def able(self, task: str, name: str | None) -> InferenceService:

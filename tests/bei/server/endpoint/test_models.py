@@ -127,7 +127,8 @@ def test_an_alias_is_another_name_of_the_model(make_app: MakeApp) -> None:
     assert app.get("/v1/models/tiny").json() == first
     for path, field in (("/vllm/v1/models", "data"), ("/infinity/models", "data")):
         assert [model["id"] for model in app.get(path).json()[field]] == ["tiny", "text-embedding-ada-002"]
-    check_error(app.embed(**EMBED, model="other"), 404, "Served: tiny, text-embedding-ada-002", param="model")
+    message = check_error(app.embed(**EMBED, model="other"), 404, "Served: tiny, text-embedding-ada-002", param="model")
+    assert message.endswith("Name one of them, or start the server with --alias or --any-model-name.")
 
 
 def test_of_several_models_an_alias_names_one(make_app: MakeApp, second_artifact: Artifact) -> None:
