@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from contextlib import ExitStack, suppress
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
+import orjson
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from bei.errors import (
     BeiError,
@@ -31,9 +34,10 @@ from bei.server.batches.answer_files import write_all
 from bei.server.batches.client_fields import LEAST_LIFETIME_S, opened, owner_of, page_of
 from bei.server.batches.form_data import MULTIPART, FormData
 from bei.server.batches.records import DeletedFile, FileList, FileObject, FileRecord, Purpose, file_object, new_id
-from bei.server.batches.store import LIFETIME_S, BatchStore
+from bei.server.batches.store import LIFETIME_S, BatchStore, Page
 from bei.server.endpoint.field_schema import Limits
 from bei.server.endpoint.get_responses import RequestBody, answers
+from bei.server.http.errors import JSON
 from bei.server.http.routing import ApiRouter
 from bei.utils.file_lock import acquire
 from bei.utils.full_disk import naming_full_disk
@@ -46,6 +50,9 @@ _PURPOSES: dict[str, Purpose] = {"batch": "batch", "batch_output": "batch_output
 # Fields of the form that may stand in two ways: as OpenAI's client writes tables, and as JSON has them.
 _SECONDS, _ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
 _FIELDS = {"purpose", _SECONDS, _ANCHOR}
+
+# Of a Range header: from a byte on, up to another, or the last ones.
+_RANGE = re.compile(rb"([0-9]{1,100})-([0-9]{0,100})|-[0-9]{1,100}")
 
 
 # For /openapi.json alone: FormData reads the form, and _take_fields its fields.
@@ -83,24 +90,24 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         return await _uploaded(opened(store, request), request, most_bytes)
 
     @router.get("/v1/files", summary="List files")
-    @answers(RouteNotFoundError, InvalidRequestError, example=examples.listed(examples.FILE))
+    @answers(
+        *(RouteNotFoundError, InvalidRequestError), bodies={200: FileList}, example=examples.listed(examples.FILE)
+    )
     async def list_files(
         request: Request,
         purpose: str | None = None,
         limit: str | None = None,
         order: str | None = None,
         after: str | None = None,
-    ) -> FileList:
+    ) -> Response:
         """Those of the request's API key, the newest first."""
         found = opened(store, request)
         if purpose is not None and purpose not in _PURPOSES:
             raise InvalidRequestError(f"purpose must be {' or '.join(_PURPOSES)}, not {purpose[:20]!r}.", "purpose")
         page = page_of(limit, after, _MOST_LISTED, _MOST_LISTED, order)
         of_purpose = None if purpose is None else _PURPOSES[purpose]
-        records, has_more = await asyncio.to_thread(found.files, owner_of(request), page, of_purpose)
-        data = [file_object(record) for record in records]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+        content = await asyncio.to_thread(_listed, found, owner_of(request), page, of_purpose)
+        return Response(content, media_type=JSON)
 
     @router.get("/v1/files/{file_id}", summary="Describe a file")
     @answers(RouteNotFoundError, ObjectNotFoundError, RecordUnreadableError, example=examples.FILE)
@@ -121,7 +128,7 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         record = await asyncio.to_thread(found.file, owner_of(request), file_id)
         if not await asyncio.to_thread(found.content(record.id).is_file):
             raise ObjectNotFoundError(f"The content of {record.id} is gone: delete the file.")
-        return FileResponse(found.content(record.id), media_type=JSON_LINES, filename=record.filename)
+        return _Content(found.content(record.id), media_type=JSON_LINES, filename=record.filename)
 
     @router.on(("DELETE",), "/v1/files/{file_id}", summary="Delete a file")
     @answers(RouteNotFoundError, ObjectNotFoundError, ConflictError, example=examples.DELETED_FILE)
@@ -131,6 +138,34 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         return {"id": file_id, "object": "file", "deleted": True}
 
     return router
+
+
+class _Content(FileResponse):
+    """A file, or the ranges of it that are asked for."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Where they cannot be read it is sent whole (RFC 9110, section 14.2): the framework would refuse."""
+        ranges = [value for name, value in scope["headers"] if name == b"range"]
+        if ranges and not (len(ranges) == 1 and _is_readable(ranges[0])):
+            scope = {**scope, "headers": [header for header in scope["headers"] if header[0] != b"range"]}
+        await super().__call__(scope, receive, send)
+
+
+def _is_readable(ranges: bytes) -> bool:
+    unit, _, given = ranges.partition(b"=")
+    found = [_RANGE.fullmatch(one.strip(b" \t")) for one in given.split(b",")]
+    return unit.strip().lower() == b"bytes" and all(
+        one is not None and not (one[2] and int(one[1]) > int(one[2])) for one in found
+    )
+
+
+def _listed(store: BatchStore, owner: str, page: Page, purpose: Purpose | None) -> bytes:
+    """A FileList in JSON: ten thousand files would keep the event loop waiting."""
+    records, has_more = store.files(owner, page, purpose)
+    data = [file_object(record) for record in records]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    found: FileList = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+    return orjson.dumps(found)
 
 
 async def _uploaded(store: BatchStore, request: Request, most_bytes: int) -> FileObject:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bei.server.batches.records import BatchRecord
+from bei.server.batches import files_routes
+from bei.server.batches.records import BatchRecord, FileObject, FileRecord, file_object
 from tests.bei.scheduler.front import wait_until
 from tests.bei.server.app import App
 from tests.bei.server.batches.conftest import MakeClients
@@ -106,6 +108,54 @@ def test_lists_have_pages(serve: MakeClients) -> None:
     for query in ("limit=0", "limit=10001", "limit=x", "order=up", "after=file-x", "purpose=vision"):
         answer = clients.ask("GET", f"/v1/files?{query}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+
+
+def test_a_list_is_made_off_the_event_loop(serve: MakeClients, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = serve()
+    made = [clients.upload(b"x").json() for _ in range(2)]
+    threads: list[int] = []
+
+    def described(record: FileRecord) -> FileObject:
+        threads.append(threading.get_ident())
+        return file_object(record)
+
+    monkeypatch.setattr(files_routes, "file_object", described)
+    assert clients.ask("GET", "/v1/files?order=asc").json()["data"] == made
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    ("ranges", "status", "content"),
+    [
+        (["bytes=2-4"], 206, b"234"),
+        (["Bytes=7-"], 206, b"789"),
+        (["bytes=-2"], 206, b"89"),
+        (["bytes=5-99"], 206, b"56789"),
+        (["bytes=10-"], 416, b""),
+        (["bytes=-0"], 416, b""),
+        (["bytes=" + "9" * 50 + "-"], 416, b""),
+        (["items=2-4"], 200, b"0123456789"),
+        (["bytes=4-2"], 200, b"0123456789"),
+        (["bytes=99-2"], 200, b"0123456789"),
+        (["bytes=1-2,x"], 200, b"0123456789"),
+        (["bytes="], 200, b"0123456789"),
+        (["bytes=-"], 200, b"0123456789"),
+        (["bytes=" + "9" * 5_000 + "-"], 200, b"0123456789"),
+        (["bytes 2-4"], 200, b"0123456789"),
+        (["bytes=+1-2"], 200, b"0123456789"),
+        (["\xff"], 200, b"0123456789"),
+        (["bytes=1-2", "bytes=4-5"], 200, b"0123456789"),
+    ],
+)
+def test_ranges_of_a_file_are_sent_and_what_is_none_is_passed_over(
+    serve: MakeClients, ranges: list[str], status: int, content: bytes
+) -> None:
+    clients = serve()
+    path = f"/v1/files/{clients.upload(b'0123456789').json()['id']}/content"
+    headers = [(b"range", value.encode("latin-1")) for value in ranges]
+    answer = clients.app.run(clients.app.client.get(path, headers=headers))
+    assert (answer.status_code, answer.content) == (status, content)
 
 
 @pytest.mark.parametrize(
