@@ -34,9 +34,10 @@ from bei.server.endpoint.render import INLINE_BYTES, Reply, whole
 from bei.server.http.accept import answer_form
 from bei.server.http.errors import UNEXPECTED, status_of
 from bei.server.http.memory_budgets import AnswerAccount, Body, BodyMemory
+from bei.server.http.message_head import joined
 from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import TRUNCATED_HEADER, index_ranges
-from bei.server.scope import SCOPE_API_KEY, SCOPE_RECORD, SCOPE_REQUEST_ID
+from bei.server.scope import SCOPE_API_KEY, SCOPE_RECORD, SCOPE_REQUEST_ID, names_of
 from bei.server.telemetry.middleware import Telemetry
 from bei.server.telemetry.request_record import RequestRecord
 from bei.utils.threads import off_loop
@@ -186,10 +187,13 @@ class Calls:
         timing.reads_body = True
         await receive()
         key: Key | None = scope.get(SCOPE_API_KEY)
-        asked = self._urgency(call, scope["headers"])
+        headers: Seq[Header] = scope["headers"]
+        if len({*names_of(headers)}) < len(headers):
+            headers = joined(headers)
+        asked = self._urgency(call, headers)
         if key is not None:
             key.urgency(asked)
-        has_report = answer_form(scope["headers"]).has_report
+        has_report = answer_form(headers).has_report
         if has_report and (call.is_stream or not method.has_report):
             raise InvalidRequestError(
                 f"The metadata {_REPORT} is for calls of one text, to embed it: leave it out.", _REPORT
@@ -210,7 +214,7 @@ class Calls:
             self._shared, asked, work, call.body, key, flow, any_model=any_model, has_report=has_report
         )
         try:
-            answer = await method.handle(request, context, _model_in(scope["headers"]))
+            answer = await method.handle(request, context, _model_in(headers))
             message = answer.message
             call.content = await off_loop(_content, message) if callable(message) else _content(message)
             if len(call.content) > INLINE_BYTES:

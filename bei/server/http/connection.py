@@ -37,7 +37,7 @@ from bei.server.http.errors import error_response
 from bei.server.http.fast_response import AnswerTransport, Exchange, head
 from bei.server.http.http2_refusal import HTTP_1_1_REQUIRED, HTTP_2_PREFACE, NOT_SUPPORTED
 from bei.server.http.memory_budgets import Body
-from bei.server.http.message_head import checked_headers, reason_of, without_upgrade
+from bei.server.http.message_head import checked_headers, joined, reason_of, without_upgrade
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
 from bei.server.scope import SCOPE_BODY, SCOPE_CONNECTION
@@ -220,6 +220,8 @@ class Connection(HttpToolsProtocol):
             raise self._headers_too_large()
         version = self.parser.get_http_version()
         named = checked_headers(version, self.headers)
+        if len(named) < len(self.headers):
+            self.headers = joined(self.headers)
         if self.parser.should_upgrade():
             return  # to be parsed again
         if len(self.pipeline) >= _MOST_PIPELINED:

@@ -1,4 +1,5 @@
-"""The head of a request: what RFC 9112 asks of its headers and httptools does not check, and the wish to upgrade.
+"""The head of a request: what RFC 9112 asks of its headers and httptools does not check, headers of several lines, and
+the wish to upgrade.
 
 The checks are one Host (section 3.2), and no transfer coding but chunked (section 6.1): a proxy that reads either in
 another way would see another request.
@@ -15,6 +16,15 @@ from bei.errors import BeiError, InvalidRequestError
 
 # uri-host [":" port], RFC 3986, section 3.2.2; empty where the target has no authority.
 _HOST = re.compile(rb"(\[[\w\-.~!$&'()*+,;=:]+\]|[\w\-.~!$&'()*+,;=%]*)(:\d*)?", re.ASCII)
+
+# Several lines of these are one list (RFC 9110, section 5.3), and of those there can be one value.
+_LISTS = frozenset((b"accept", b"accept-encoding", b"content-encoding"))
+_SINGLE = frozenset(
+    (
+        *(b"content-type", b"inference-header-content-length"),
+        *(b"x-bei-dialect", b"x-bei-lane", b"x-bei-model", b"x-bei-report"),
+    )
+)
 
 _MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TLS only where the server has it."
 
@@ -43,6 +53,22 @@ def checked_headers(version: str, headers: Seq[tuple[bytes, bytes]]) -> Mapping[
             "with Content-Encoding."
         )
     return named
+
+
+def joined(headers: Seq[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """``headers``, some of which are repeated, with one line of each that is read. Raises InvalidRequestError for lines
+    that contradict each other."""
+    given: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        if name in _LISTS or name in _SINGLE:
+            given.setdefault(name, []).append(value.strip())
+    for name, values in given.items():
+        if name in _SINGLE and len({*values}) > 1:
+            header = name.decode()
+            raise InvalidRequestError(f"The header {header} has several values: send one.", header)
+    others = [header for header in headers if header[0] not in given]
+    lines = ((name, b", ".join(filter(None, values)) if name in _LISTS else values[0]) for name, values in given.items())
+    return [*others, *lines]
 
 
 @lru_cache(maxsize=16)

@@ -106,6 +106,8 @@ def test_lanes(make_app: MakeApp, serve: Serve, monkeypatch: pytest.MonkeyPatch)
         (stream, 200, "bulk"),
         (stream, 200, "interactive"),
     ]
+    error = served.error(EMBED, request, [("x-bei-lane", "bulk"), ("x-bei-lane", "interactive")])
+    assert (error.code(), dict(error.trailing_metadata())["bei-param"]) == (CODE.INVALID_ARGUMENT, "x-bei-lane")
     error = served.error(EMBED, request, [("x-bei-lane", "fast")])
     assert (error.code(), dict(error.trailing_metadata())["bei-param"]) == (CODE.INVALID_ARGUMENT, "x-bei-lane")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from tests.bei.server.connected import GET, answered
 
@@ -80,6 +81,36 @@ def test_no_other_transfer_coding_is_taken_for_chunks(lines: bytes) -> None:
 
 def test_http_1_0_has_no_transfer_codings() -> None:
     assert status(CHUNKED % (b"1.0", b"transfer-encoding: chunked")) == 400
+
+
+def read(*lines: bytes) -> dict[str, str]:
+    """The headers that an application gets, or the error of the head."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse([(name.decode(), value.decode()) for name, value in scope["headers"]])(scope, receive, send)
+
+    request = b"\r\n".join((b"POST / HTTP/1.1", b"Host: here", *lines, b"Content-Length: 0", b"", b""))
+    content = json.loads("".join(answered(app, request).sent).partition("\r\n\r\n")[2])
+    found: dict[str, str] = content["error"] if isinstance(content, dict) else dict(content)
+    assert isinstance(content, dict) or len(content) == len(found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["accept", "accept-encoding", "content-encoding"])
+def test_lines_of_a_list_are_one_list(name: str) -> None:
+    lines = [f"{name.title()}: {value}".encode() for value in ("a", "b;q=0.1,c", "", " d ")]
+    assert read(*lines, b"X: y")[name] == "a, b;q=0.1,c, d"
+
+
+@pytest.mark.parametrize(
+    "name", ["content-type", "x-bei-lane", "x-bei-dialect", "x-bei-report", "inference-header-content-length"]
+)
+def test_two_values_of_what_has_one_are_refused_by_name(name: str) -> None:
+    same, other = f"{name.title()}: a".encode(), f"{name}: b".encode()
+    error = read(same, b"X: y", other)
+    assert (error["code"], error["param"]) == ("invalid_request", name)
+    assert f"The header {name} has several values: send one." in error["message"]
+    assert read(same, b"X: y", same)[name] == "a"
 
 
 def test_a_request_before_a_refused_one_gets_its_answer_first() -> None:
