@@ -29,8 +29,8 @@ def opened(store: BatchStore | None, request: Request) -> BatchStore:
     """Raises RouteNotFoundError where the server has no batches."""
     if store is None:
         raise RouteNotFoundError(
-            f"{asked_path(request.scope)[:100]} is not served here: start the server with --batch-dir FOLDER to have files and "
-            "batches."
+            f"{asked_path(request.scope)[:100]} is not served here: start the server with --batch-dir FOLDER to have "
+            "files and batches."
         )
     return store
 

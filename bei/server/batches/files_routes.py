@@ -90,9 +90,7 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         return await _uploaded(opened(store, request), request, most_bytes)
 
     @router.get("/v1/files", summary="List files")
-    @answers(
-        *(RouteNotFoundError, InvalidRequestError), bodies={200: FileList}, example=examples.listed(examples.FILE)
-    )
+    @answers(*(RouteNotFoundError, InvalidRequestError), bodies={200: FileList}, example=examples.listed(examples.FILE))
     async def list_files(
         request: Request,
         purpose: str | None = None,

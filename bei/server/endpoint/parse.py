@@ -4,7 +4,7 @@ ones that are not honoured are refused (``refused_fields``)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
+from bei.server.endpoint.decoder_errors import malformed
 from bei.server.endpoint.lenient_json import read_again
 from bei.server.endpoint.refused_fields import Refusal, refusal_of
 from bei.utils.json_keys import key_twice
@@ -241,17 +242,6 @@ _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-_MISSING = re.compile("missing required field `(.+)`$")
-
-
-def _param_in(message: str) -> str | None:
-    """The field that the decoder's ``message`` is about, or that it misses."""
-    if "$." in message:
-        return message.rpartition("$.")[2].rstrip("`").partition("[")[0]
-    missing = _MISSING.search(message)
-    return None if missing is None else missing[1]
-
-
 def _decoded(
     decoder: msgspec.json.Decoder[RequestT] | msgspec.msgpack.Decoder[RequestT],
     refusal: Refusal | None,
@@ -261,7 +251,8 @@ def _decoded(
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise MalformedRequestError(f"The request is not valid: {error}.", _param_in(str(error))) from error
+        is_json = isinstance(decoder, msgspec.json.Decoder)
+        raise malformed(error, decoder.type, _fields_in(body) if is_json else ()) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequestError(f"The body is not valid {form}: {error}.") from error
     except RecursionError as error:
@@ -269,3 +260,11 @@ def _decoded(
     if refusal is not None:
         refusal.check(found)
     return found
+
+
+def _fields_in(body: bytes) -> Iterable[str]:
+    """The names of a body that is an object; none of another one."""
+    try:
+        return _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()

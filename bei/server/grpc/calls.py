@@ -29,6 +29,7 @@ from bei.server.auth.keys import Key, Keyring, flow_of
 from bei.server.auth.middleware import ApiKeys
 from bei.server.auth.priority import Urgency, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
+from bei.server.endpoint.decoder_errors import malformed
 from bei.server.endpoint.parse import INLINE_BODY_BYTES
 from bei.server.endpoint.render import INLINE_BYTES, Reply, whole
 from bei.server.http.accept import answer_form
@@ -292,9 +293,7 @@ def struct_of(cls: type[Any], **fields: object) -> Any:
     try:
         return msgspec.convert(fields, cls)
     except msgspec.ValidationError as error:
-        message = str(error)
-        param = message.rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in message else None
-        raise MalformedRequestError(f"The request is not valid: {message}.", param) from error
+        raise malformed(error, cls, fields) from error
 
 
 def report_of(reply: Reply) -> object:

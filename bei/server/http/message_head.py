@@ -66,9 +66,10 @@ def joined(headers: Seq[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         if name in _SINGLE and len({*values}) > 1:
             header = name.decode()
             raise InvalidRequestError(f"The header {header} has several values: send one.", header)
-    others = [header for header in headers if header[0] not in given]
-    lines = ((name, b", ".join(filter(None, values)) if name in _LISTS else values[0]) for name, values in given.items())
-    return [*others, *lines]
+    found = [header for header in headers if header[0] not in given]
+    for name, values in given.items():
+        found.append((name, b", ".join(filter(None, values)) if name in _LISTS else values[0]))
+    return found
 
 
 @lru_cache(maxsize=16)

@@ -37,8 +37,8 @@ class Pem(NamedTuple):
 
 
 class TLS:
-    """The ``context`` of new connections, what it was made of (``pem``), and the seconds that each has for its handshake
-    (``handshake_s``).
+    """The ``context`` of new connections, what it is made of (``pem``), and the seconds that each has for its
+    handshake (``handshake_s``).
 
     Raises ConfigError if the files cannot be used.
     """

@@ -199,7 +199,11 @@ def test_where_the_new_files_cannot_be_used_the_old_certificate_stays(
 
 
 def test_files_that_change_while_they_are_read_are_not_used(
-    pair: Pair, made: dict[str, Pair], authority: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pair: Pair,
+    made: dict[str, Pair],
+    authority: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = tls(pair)
     before, load = server.pem, ssl.SSLContext.load_cert_chain
