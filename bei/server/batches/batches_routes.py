@@ -29,7 +29,7 @@ from bei.server.batches.client_fields import ExpiresAfter, opened, owner_of, pag
 from bei.server.batches.records import BatchList, BatchObject, BatchRecord, batch_object, new_id
 from bei.server.batches.store import LIFETIME_S, BatchStore
 from bei.server.endpoint.get_responses import RequestBody, answers
-from bei.server.endpoint.parse import parser, read
+from bei.server.endpoint.parse import BYTE_ORDER_MARK, parser, read
 from bei.server.http.responses import read_body
 from bei.server.http.routing import ApiRouter
 from bei.utils.units import parsed_duration
@@ -68,7 +68,8 @@ def batches_router(store: BatchStore | None, config: ServeConfig, asks_model: Ca
         """Bulk work: single queries go first. Lines are validated, then answered, each once, by `endpoint`, which is
         any route that asks a model. Needs the setting batch_dir."""
         found = opened(store, request)
-        asked: CreateBatch = (await read(_parse, await read_body(request, config.payload_limit))).request
+        content = await read_body(request, config.payload_limit)
+        asked: CreateBatch = (await read(_parse, content.removeprefix(BYTE_ORDER_MARK))).request
         if not asks_model(asked.endpoint):
             message = f"endpoint {asked.endpoint[:100]!r} is no route that asks a model: see /openapi.json."
             raise InvalidRequestError(message, "endpoint")

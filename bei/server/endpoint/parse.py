@@ -50,7 +50,6 @@ async def read(parse: Callable[[bytes], Any], content: bytes, *, in_part: bool =
 
     Raises what ``parse`` raises, InvalidTextError.
     """
-    content = content.removeprefix(BYTE_ORDER_MARK)
     if len(content) > INLINE_BODY_BYTES:
         return await off_loop(read_now, parse, content, in_part)
     return read_now(parse, content, in_part)

@@ -22,7 +22,7 @@ from bei.server.auth.keys import Key
 from bei.server.auth.priority import TIER_FIELD, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.examples import Example
-from bei.server.endpoint.parse import Read, read
+from bei.server.endpoint.parse import BYTE_ORDER_MARK, Read, read
 from bei.server.endpoint.render import INLINE_BYTES, Octets, Reply, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.http.accept import AnswerForm, answer_form
 from bei.server.http.compression import coded
@@ -193,7 +193,7 @@ class Endpoint:
 
     async def _read(self, parse: Callable[[bytes], Any], body: bytes, *, in_part: bool) -> Read:
         try:
-            return await read(parse, body, in_part=in_part)
+            return await read(parse, body.removeprefix(BYTE_ORDER_MARK), in_part=in_part)
         except BeiError:
             if len(body) > _LARGE_BODY_BYTES:  # millions of objects may have been made of it before it was refused
                 self._memory.soon()
