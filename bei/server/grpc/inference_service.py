@@ -78,7 +78,7 @@ async def _infer(request: Any, context: RequestContext, _: str | None) -> RpcAns
     _check_version(request.model_version)
     parameters = _parameters(request.parameters)
     tier = parameters.pop(_TIER, None)
-    context.ask_tier(None if tier is None else str(tier))  # numbers and truths are no tier's name
+    context.ask_tier(None if tier is None else str(tier))  # a number is refused as a text that is no tier
     for output in request.outputs:
         if _parameters(output.parameters).keys() - {"binary_data"}:
             raise InvalidRequestError("An output takes no parameters: leave them out.", "outputs")

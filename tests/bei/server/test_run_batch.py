@@ -80,6 +80,14 @@ def test_every_line_is_answered_by_its_route_and_errors_are_apart(run: Run, tmp_
     ]
 
 
+def test_a_text_that_was_cut_within_a_character_costs_its_own_line_the_answer(run: Run, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", line("a"), line("b", {"input": "cut \ud83d"}), line("c"))
+    assert run() == 1
+    assert [one["custom_id"] for one in read(tmp_path / "out.jsonl")] == ["a", "c"]
+    (bad,) = read(tmp_path / "out.errors.jsonl")
+    assert (bad["custom_id"], bad["response"]["body"]["error"]["code"]) == ("b", "invalid_text")
+
+
 def test_without_errors_there_is_no_file_of_them_and_the_code_is_0(run: Run, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", line("a"))
     assert run("--errors", "bad.jsonl") == 0
