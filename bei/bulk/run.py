@@ -95,11 +95,11 @@ class JobOptions(NamedTuple):
         if len({*self.columns.copied}) < len(self.columns.copied):
             raise ConfigError("--columns names a column twice, or the one of --id-column: name each once.")
 
-    @property
-    def lasting(self) -> dict[str, Any]:
-        """Those that the output's bytes depend on, for the plan."""
+    def lasting(self, config: ServeConfig) -> dict[str, Any]:
+        """Those that the output's bytes depend on, for the plan; of ``config`` too."""
         return {
-            **dict(self.task_options),
+            **({} if "truncate" in self.task_options else {"auto_truncate": config.auto_truncate}),
+            **self.task_options,
             "output_format": self.output_format,
             "on_error": self.on_error,
             "chunk_tokens": self.chunk_size.tokens if self.chunk_size else None,
@@ -194,7 +194,9 @@ class OpenJob:
             form.check(task.fields, options.on_error)
             reader = source.reader(contents)
             form.check_columns(reader.schema)
-            plan = _plan(contents, loaded, options, form.package, "pillow" if images else None)
+            lasting = {**options.lasting(config), "input_format": source.form}
+            packages = form.package, "pillow" if images else None
+            plan = _plan(contents, loaded, options, lasting, *packages)
             _agree(folder, plan, stored)
             folder.clean()
             self.num_shards = len(contents.shards)
@@ -293,15 +295,18 @@ def _shard_rows(manifest: Manifest, options: JobOptions, images: int) -> int:
     return max(1, min(rows, _IMAGES_BYTES // (images * manifest.image_tower.image_bytes)))
 
 
-def _plan(contents: Contents, loaded: Loaded, options: JobOptions, *packages: str | None) -> JobPlan:
-    """``packages``: besides the engine's, those that the output's bytes depend on."""
+def _plan(
+    contents: Contents, loaded: Loaded, options: JobOptions, lasting: Mapping[str, Any], *packages: str | None
+) -> JobPlan:
+    """``lasting``: what the plan keeps of the options and settings. ``packages``: besides the engine's, those that the
+    output's bytes depend on."""
     manifest = loaded.artifact.manifest
     return JobPlan(
         contents=contents,
         columns=options.columns,
         artifact=manifest.digest,
         task=options.task,
-        options=options.lasting,
+        options=dict(lasting),
         versions=versions_for(manifest.target, *packages),
         machine=machine_for(manifest.target, loaded.engine.info.device),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,11 @@ def save_rows(path: Path, values: list[Any], **columns: list[Any]) -> None:
 @pytest.fixture
 def run(artifact: Artifact, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunJob:
     """``run(**options)``: a job of ten rows a shard over ``rows`` into ``tmp_path / "out"``, unless they say
-    otherwise."""
+    otherwise. ``settings``: of ``ServeConfig``."""
     monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: FakeEngine(LIMITS))
 
-    def run(path: Path | None = None, **options: Any) -> JobProgress:
+    def run(path: Path | None = None, settings: Mapping[str, Any] = {}, **options: Any) -> JobProgress:
+        config = ServeConfig(tune="off", tokenizer_threads=1, **settings)
         given = {
             "inputs": (str(rows),),
             "output": str(tmp_path / "out"),
@@ -65,9 +66,7 @@ def run(artifact: Artifact, rows: Path, tmp_path: Path, monkeypatch: pytest.Monk
         job = JobOptions(**given)
         job.check()
         with opened_source(job) as source:
-            return run_job(
-                source, path or artifact.path, job, ServeConfig(tune="off", tokenizer_threads=1), lambda _: None
-            )
+            return run_job(source, path or artifact.path, job, config, lambda _: None)
 
     return run
 

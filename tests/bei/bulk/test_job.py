@@ -247,6 +247,7 @@ def test_a_bad_row_of_chunks_is_one_dead_row(run: RunJob, bad_rows: str, tmp_pat
         ({"output_format": "npy"}, "output_format"),
         ({"chunk_size": ChunkSize(5)}, "chunk_tokens"),
         ({"max_rows": 20}, "max_rows"),
+        ({"settings": {"auto_truncate": False}}, r"auto_truncate \(True, now False\)"),
     ],
 )
 def test_another_job_in_the_folder_is_refused_with_what_differs(
@@ -271,6 +272,20 @@ def test_another_model_or_changed_input_is_refused(run: RunJob, tmp_path: Path) 
         run(**given)
     save_rows(tmp_path / "rows.parquet", _GOOD)  # the same content with another time
     assert run(**given).resumed == 5
+
+
+def test_lines_that_are_read_in_another_format_are_another_job(run: RunJob, tmp_path: Path) -> None:
+    """Their digests and the bounds of shards are equal."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    given = {"inputs": (str(tmp_path / "rows.jsonl"),), "columns": Columns()}
+    run(**given)
+    with pytest.raises(JobDiffersError, match="input_format"):
+        run(input_format="text", **given)
+
+
+def test_cutting_texts_by_the_setting_matters_where_no_option_says_it(run: RunJob) -> None:
+    run(task_options={"truncate": True})
+    assert run(task_options={"truncate": True}, settings={"auto_truncate": False}).resumed == 5
 
 
 def test_a_folder_with_other_files_is_refused(run: RunJob, tmp_path: Path) -> None:

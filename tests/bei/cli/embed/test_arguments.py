@@ -9,10 +9,54 @@ import pytest
 
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.run import JobOptions
-from bei.cli.embed.arguments import add_arguments, job_options
+from bei.cli.embed.arguments import SETTINGS, add_arguments, job_options
+from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
 
 _NEEDED = ("model", "--input", "in.parquet", "--output", "out")
+# What the plan of a job has of the input and the model, and what changes no byte of the output: where and how fast.
+_OF_CONTENTS = {"model", "input", "input_format", "shard_rows", "precision"}
+_NOT_IN_THE_PLAN = {
+    *("output", "shard", "ray", "ray_workers", "json", "metrics_file"),
+    *("engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes", "tokenizer_threads", "hang_timeout"),
+    *("cache_dir", "cache_max_size"),
+    # These decide whether there is a job.
+    *("require_signature", "untrained_dimensions"),
+}
+# Flags that the plan has among its options, each with what changes it.
+_IN_THE_PLAN: Mapping[str, tuple[str, ...]] = {
+    "task": ("--task", "sparse"),
+    "output_format": ("--output-format", "npy"),
+    "text_column": ("--text-column", "other"),
+    "image_column": ("--image-column", "other"),
+    "query_column": ("--task", "rerank", "--query-column", "other"),
+    "id_column": ("--id-column", "id"),
+    "columns": ("--columns", "a,b"),
+    "max_rows": ("--max-rows", "5"),
+    "on_error": ("--on-error", "null"),
+    "adapter": ("--adapter", "one"),
+    "prompt_name": ("--prompt-name", "query"),
+    "input_type": ("--input-type", "query"),
+    "prompt": ("--prompt", "x: "),
+    "dimensions": ("--dimensions", "5"),
+    "normalize": ("--no-normalize",),
+    "output_dtype": ("--output-dtype", "int8"),
+    "top_k": ("--task", "sparse", "--top-k", "5"),
+    "raw_scores": ("--task", "classify", "--raw-scores"),
+    "labels": ("--task", "extract", "--labels", "a"),
+    "structures": ("--task", "extract", "--structures", "{}"),
+    "relations": ("--task", "extract", "--relations", "a"),
+    "classifications": ("--task", "extract", "--classifications", "[]"),
+    "threshold": ("--task", "extract", "--threshold", "0.1"),
+    "flat": ("--task", "extract", "--no-flat"),
+    "multi_label": ("--task", "extract", "--multi-label"),
+    "instruction": ("--task", "rerank", "--query-column", "q", "--instruction", "x"),
+    "truncate": ("--truncate", "none"),
+    "max_tokens": ("--max-tokens", "5"),
+    "chunk_tokens": ("--chunk-tokens", "5"),
+    "chunk_overlap": ("--chunk-tokens", "5", "--chunk-overlap", "2"),
+    "auto_truncate": (),
+}
 
 
 def _options(*flags: str, environment: Mapping[str, str] = {}) -> JobOptions:
@@ -42,6 +86,25 @@ def test_flags_of_the_task_get_the_names_of_models_options() -> None:
     }
     assert options.chunk_size == ChunkSize(9, 0)
     assert _options("--truncate", "none").task_options == {"truncate": False}
+
+
+def test_every_flag_and_setting_is_in_the_plan_or_changes_no_byte_of_the_output() -> None:
+    """--auto-truncate was neither."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = {action.dest for action in parser._actions} - {"help"}
+    assert flags | SETTINGS == _OF_CONTENTS | _NOT_IN_THE_PLAN | _IN_THE_PLAN.keys()
+
+    def planned(*given: str, **settings: object) -> tuple[object, ...]:
+        options = _options(*given)
+        return options.task, options.columns, options.lasting(ServeConfig(**settings))  # type: ignore[arg-type]
+
+    for name, given in _IN_THE_PLAN.items():
+        if name == "auto_truncate":
+            assert planned(auto_truncate=False) != planned()
+        else:
+            last = next(place for place in range(len(given)) if given[place].endswith(name.replace("_", "-")))
+            assert planned(*given) != planned(*given[:last] if name != "query_column" else ()), name
 
 
 @pytest.mark.parametrize(
