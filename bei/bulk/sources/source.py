@@ -21,6 +21,7 @@ from bei.bulk.sources.kinds import ColumnKinds
 from bei.bulk.sources.lance_rows import ENDING as ENDING_OF_LANCE
 from bei.bulk.sources.lance_rows import LanceRows, dataset_of, opened_dataset
 from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
+from bei.bulk.sources.listing import files_below, is_dataset, is_passed_over, is_pattern, kind_of, matching
 from bei.bulk.sources.open_file import COMPRESSIONS, opened_file, reaching
 from bei.bulk.sources.rows import Columns, RowFile, RowPlace, RowRange, Rows, joined
 from bei.bulk.watchdog import watched_store
@@ -117,7 +118,7 @@ class Source:
         self.form = form or _only_form(paths)
 
     def contents(self, size: ShardSize) -> Contents:
-        """Look through all files. Reads all bytes of those with lines, of Parquet files the footers."""
+        """Look through all files. Reads all bytes of those with lines, of Parquet files the footers and the columns."""
         schema: pa.Schema = FORMATS[self.form].schema(self._all_opened(), self.columns)
         files: list[InputFile] = []
         cutter = _Cutter(size)
@@ -295,26 +296,23 @@ def _below(output: str, file_system: FileSystem, paths: Seq[str]) -> frozenset[s
 
 
 def _matching(file_system: FileSystem, path: str, pattern: str, form: str | None) -> list[str]:
-    if any(letter in pattern for letter in "*?["):
-        found = [one for one in file_system.glob(path) if _is_dataset(one) or not file_system.isdir(one)]
-    elif (form == "lance" or _is_dataset(path)) and file_system.isdir(path):
+    kind = kind_of(file_system, path)
+    if kind is None:
+        found = matching(file_system, path) if is_pattern(path) else []
+    elif kind != "directory":  # whatever letters its name has
+        found = [path]
+    elif form == "lance" or is_dataset(path):
         found = [path.rstrip("/")]
-    elif file_system.isdir(path):
-        below = [one for one in file_system.find(path) if not _is_hidden(one, path)]
-        found = [one for one in dict.fromkeys(dataset_of(one, path) for one in below) if form or _form_of(one)]
     else:
-        found = [path] if file_system.exists(path) else []
+        below = [one for one in files_below(file_system, path) if not _is_hidden(one, path)]
+        found = [one for one in dict.fromkeys(dataset_of(one, path) for one in below) if form or _form_of(one)]
     if not found:
         raise JobInputError(f"{pattern} means no file: name files, a folder with such, or a pattern that matches some.")
     return found
 
 
-def _is_dataset(path: str) -> bool:
-    return path.rstrip("/").lower().endswith(ENDING_OF_LANCE)
-
-
 def _is_hidden(path: str, folder: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path[len(folder) :].split("/"))
+    return any(is_passed_over(part) for part in path[len(folder) :].split("/"))
 
 
 def _form_of(path: str) -> str | None:
