@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from bei.bulk.sources.kinds import ColumnKinds, kinds_of
@@ -105,14 +106,19 @@ class ParquetRows(ColumnarFile):
 
     def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         with self._reading(), self._open() as stream:
-            self.digest = _footer_digest(stream)
+            content = hashlib.sha256(_footer(stream))
             metadata = self._parquet(stream).metadata
             wanted = {*columns.read, *columns.copied}
             for index in range(metadata.num_row_groups):
                 group = metadata.row_group(index)
-                parts = map(group.column, range(group.num_columns))
-                sizes = [p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] in wanted]
-                yield RowRange(group.num_rows, sum(sizes))
+                parts = [group.column(place) for place in range(group.num_columns)]
+                parts = [part for part in parts if part.path_in_schema.partition(".")[0] in wanted]
+                # Other values may have the same sizes, which are all that the footer tells.
+                for block in chain.from_iterable(_pages(stream, part) for part in parts):
+                    content.update(block)
+                self.digest = content.hexdigest()
+                yield RowRange(group.num_rows, sum(part.total_uncompressed_size for part in parts))
+            self.digest = content.hexdigest()
 
     def _types(self) -> FileTypes:
         with self._open() as stream:
@@ -214,14 +220,25 @@ def without_columns(num_rows: int) -> pa.Table:
     return pa.table({"": pa.nulls(num_rows)}).select([])
 
 
-def _footer_digest(stream: IO[bytes]) -> str:
-    """SHA-256 of a Parquet file's footer, which has the offset and the size of every page's column."""
+def _footer(stream: IO[bytes]) -> bytes:
+    """A Parquet file's footer, which has the offset and the size of every page's column."""
     size = stream.seek(0, 2)
     stream.seek(max(0, size - _TAIL_BYTES))
     length = int.from_bytes(stream.read(4), "little")
     if not 0 < length <= min(_MOST_FOOTER_BYTES, size - _TAIL_BYTES):
         raise ValueError("it has no Parquet footer")
     stream.seek(size - _TAIL_BYTES - length)
-    digest = hashlib.sha256(stream.read(length)).hexdigest()
+    footer = stream.read(length)
     stream.seek(0)
-    return digest
+    return footer
+
+
+def _pages(stream: IO[bytes], part: pq.ColumnChunkMetaData) -> Iterator[bytes]:
+    """The pages of a column in a row group, as they are stored."""
+    start, left = part.data_page_offset, part.total_compressed_size
+    if part.has_dictionary_page and 0 < (part.dictionary_page_offset or 0) < start:  # as Arrow reads it
+        start = part.dictionary_page_offset
+    stream.seek(start)
+    while left > 0 and (block := stream.read(min(left, _BUFFER_BYTES))):
+        yield block
+        left -= len(block)

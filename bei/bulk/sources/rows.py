@@ -122,8 +122,8 @@ class RowFile(Protocol):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what tells the file from any other: of a Parquet file its footer, of lines all bytes that
-        were read."""
+        """SHA-256 of what tells the file from any other: of a Parquet file its footer and the pages of the columns
+        that are read, of lines all bytes, as far as rows were asked for."""
 
     def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
         """The rows from ``start`` on, in parts of a few thousand."""

@@ -392,3 +392,24 @@ def test_a_file_that_was_written_to_after_the_plan_is_seen_to_have_changed(tmp_p
     assert not Source([str(path)], Columns()).is_as_before(contents.files)
     with pytest.raises(JobInputError, match="changed"):
         source.check_unchanged()
+
+
+def test_a_parquet_file_with_other_values_of_the_same_sizes_is_another_one(tmp_path: Path) -> None:
+    """Their footers are equal."""
+
+    def contents(name: str, text: str, other: str = "x", most: int | None = None) -> Contents:
+        path = tmp_path / name / "rows.parquet"
+        path.parent.mkdir(exist_ok=True)
+        table = pa.table({"text": ["a text", text, "a text"], "other": [other] * 3})
+        pq.write_table(table, path, row_group_size=1, write_statistics=False)
+        return Source((str(path),), Columns()).contents(ShardSize(10, max_rows=most))
+
+    def digest(*given: Any) -> str:
+        return contents(*given).files[0].digest
+
+    assert digest("a", "one") != digest("b", "two")
+    footers = [(tmp_path / name / "rows.parquet").read_bytes()[-300:] for name in ("a", "b")]
+    assert footers[0] == footers[1]
+    # A copy, another column, and rows that are not asked for.
+    assert digest("a", "one") == digest("c", "one") == digest("d", "one", "y")
+    assert digest("a", "one", "x", 1) == digest("b", "two", "x", 1)
