@@ -52,21 +52,31 @@ class Lines:
         self.stop = stop
         self._stream = stream
         self._seen = seen
+        self._again: list[tuple[bytes | None, int]] = []
         stream.seek(stop)
 
     def __iter__(self) -> Iterator[bytes | None]:
         return self
 
     def __next__(self) -> bytes | None:
+        self.start = self.stop
+        if self._again:
+            line, num_bytes = self._again.pop()
+            self.stop += num_bytes
+            return line
         if not (line := self._part()):
             raise StopIteration
-        self.start = self.stop
         self.stop += len(line)
         if len(line) < MOST_LINE_BYTES or line.endswith(b"\n"):
             return line if self.start else line.removeprefix(_MARK)
         while not line.endswith(b"\n") and (line := self._part()):
             self.stop += len(line)
         return None
+
+    def put_back(self, taken: Seq[tuple[bytes | None, int]]) -> None:
+        """Give the last lines again, each with its bytes: a packed file cannot go back in good time."""
+        self.stop -= sum(num_bytes for _, num_bytes in taken)
+        self._again += reversed(taken)
 
     def _part(self) -> bytes:
         part = self._stream.readline(MOST_LINE_BYTES)
@@ -249,16 +259,21 @@ class CsvRecords(LineFile):
         while True:
             start, text = lines.stop, _CsvLines(lines)
             values: list[str] | None = []
+            fault = ""
             try:
-                values = next(
-                    self._reader(text), None
-                )  # a reader for each: after an error it would go on within a field
+                # A reader for each: after an error it would go on within a field.
+                values = next(self._reader(text), None)
             except csv.Error as error:
-                text.error = MalformedRequestError(f"The record is not CSV: {error}.")
+                fault = f"The record is not CSV: {error}."
             if values is None:
                 return
-            if values and len(values) != len(names) and text.error is None:
+            if values and len(values) != len(names):
                 fault = f"The record has {len(values)} fields, and the header {len(names)}."
+            if fault and len(text.taken) > 1:
+                # A quote in the first line may be none of CSV's, and the lines behind it records of their own.
+                fault += f" It had {len(text.taken):,} lines by its quotes; those behind the first are read anew."
+                lines.put_back(text.taken[1:])
+            if fault:
                 text.error = MalformedRequestError(fault)
             if text.error is not None:
                 yield Record(start, lines.stop - start, {}, text.error)
@@ -287,10 +302,12 @@ class TsvRecords(CsvRecords):
 
 
 class _CsvLines:
-    """Lines as the standard library's reader takes them. ``error``: of one of them."""
+    """Lines as the standard library's reader takes them. ``taken``: those so far, each with its bytes; ``error``: of
+    one of them."""
 
     def __init__(self, lines: Lines) -> None:
         self.error: BeiError | None = None
+        self.taken: list[tuple[bytes | None, int]] = []
         self._lines = lines
 
     def __iter__(self) -> Iterator[str]:
@@ -298,6 +315,7 @@ class _CsvLines:
 
     def __next__(self) -> str:
         line = next(self._lines)
+        self.taken.append((line, self._lines.stop - self._lines.start))
         text, error = ("\n", _too_long()) if line is None else _decoded(line)
         self.error = self.error or error
         return text

@@ -184,6 +184,38 @@ def test_records_that_are_no_csv_are_bad_rows_and_cost_no_other(tmp_path: Path) 
     assert len(rows.errors) == 3
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("bad", ['"stray,1', 'stray,"1', '"stray,"1'])
+def test_a_quote_that_is_not_closed_costs_its_own_line_alone(bad: str, ending: str, tmp_path: Path) -> None:
+    """All rows behind it were one bad one. Shards that begin behind it are the same when they are read alone."""
+    records = [f"text {n},{n}" for n in range(500)]
+    records[10] = bad
+    records[20], records[30] = '"two\nlines",20', '"a, b",30'
+    content = "\n".join(["text,n", *records]).encode()
+    path = _touch(tmp_path / f"a.csv{ending}", gzip.compress(content) if ending else content)
+    source = Source([str(path)], Columns(carried=("n",)))
+    contents = source.contents(ShardSize(7))
+    assert contents.num_rows == 500
+    shards = [*range(len(contents.shards))]
+    whole, reader = [], source.reader(contents)
+    for rows in map(reader.shard, shards):
+        whole += [n for place, n in enumerate(rows.copied["n"].to_pylist()) if place not in rows.errors]
+    assert whole == [str(n) for n in range(500) if n != 10]
+    alone = [source.reader(contents).shard(shard) for shard in shards]
+    assert [text for rows in alone for text in rows.inputs][20] == "two\nlines"
+    assert [str(error) for rows in alone for error in rows.errors.values()] == [
+        str(error) for shard in shards for error in reader.shard(shard).errors.values()
+    ]
+    assert source.contents(ShardSize(7)) == contents
+
+
+def test_a_record_of_several_lines_that_are_not_all_utf_8_is_one_bad_row(tmp_path: Path) -> None:
+    path = _touch(tmp_path / "a.csv", b'text\n"one\ntwo \xff\nthree"\nlast\n')
+    source = Source([str(path)], Columns())
+    rows = source.reader(source.contents(ShardSize(7))).shard(0)
+    assert ([*rows.errors], rows.inputs[1:]) == ([0], ["last"])
+
+
 def test_a_line_with_a_column_twice_is_a_bad_row(tmp_path: Path) -> None:
     """The last value was read. What is no column, or stands deeper, is as it was."""
     content = [
