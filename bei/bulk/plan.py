@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from bei.bulk.input_check import FLAGS_OF_TEXTS
 from bei.bulk.sources.rows import Columns
 from bei.bulk.sources.source import Contents, InputFile
+from bei.utils.differences import differences, flag_of
 from bei.version import __version__
 
 # Of the flags in /proc/cpuinfo those that engines choose their instructions by.
@@ -24,6 +26,10 @@ _OF_TARGETS: Mapping[str, str] = {
 }
 # CPU engines use it where it is installed.
 _KERNELS = "bei-kernels-cpu"
+_FLAGS_OF_COLUMNS: Mapping[str, str] = {
+    **{"text": "--text-column", "query": "--query-column", "id": "--id-column", "image": "--image-column"},
+    "carried": "--columns",
+}
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,22 +53,30 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(lasting, order="deterministic")).hexdigest()
 
     def differences(self, other: JobPlan) -> Iterator[str]:
-        """What differs in ``other``, in words."""
-        yield from _differing_files(self.contents.files, other.contents.files)
+        """What differs in ``other``, in words: at least one thing where the digests do."""
+        found = [*self._differences(other)]
+        yield from found or ["the bounds of its shards"]
+
+    def _differences(self, other: JobPlan) -> Iterator[str]:
+        size, now = self.contents.size, other.contents.size
+        # What was hashed of the files depends on both.
+        is_hashed_alike = (self.columns, size.max_rows) == (other.columns, now.max_rows)
+        yield from _differing_files(self.contents.files, other.contents.files, are_hashed_alike=is_hashed_alike)
         if self.artifact != other.artifact:
             yield f"the model (artifact {self.artifact[:12]}, now {other.artifact[:12]})"
-        yield from _differing({"task": self.task, **self.options}, {"task": other.task, **other.options})
-        yield from _differing(msgspec.structs.asdict(self.columns), msgspec.structs.asdict(other.columns), "column ")
-        yield from _differing(self.versions, other.versions, "version of ")
+        yield from differences({"task": self.task, **self.options}, {"task": other.task, **other.options}, _flag)
+        before, after = (msgspec.structs.asdict(plan.columns) for plan in (self, other))
+        yield from differences(before, after, _FLAGS_OF_COLUMNS.__getitem__)
+        yield from differences(self.versions, other.versions, "the version of {}".format)
         if self.machine != other.machine:
             yield (
                 f"the machine's instructions ({self.machine}, now {other.machine}), which decide how vectors are "
                 "rounded: go on on a machine with the former ones, or begin anew elsewhere on machines with these alone"
             )
-        if self.contents.schema != other.contents.schema:
+        if self.columns == other.columns and self.contents.schema != other.contents.schema:
             yield "the types of columns"
-        elif self.contents.size != other.contents.size:
-            yield f"the rows of a shard ({self.contents.size.rows}, now {other.contents.size.rows})"
+        elif size.rows != now.rows:
+            yield f"the rows of a shard ({size.rows}, now {now.rows})"
 
 
 def versions_for(target: str, *packages: str | None) -> dict[str, str]:
@@ -86,19 +100,25 @@ def machine_for(target: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo"))
     return " ".join((platform.machine(), *(name for name in known if name in flags)))
 
 
-def _differing_files(files: list[InputFile], others: list[InputFile]) -> Iterator[str]:
+def _flag(name: str) -> str:
+    """The flag that gives an option of the plan."""
+    return FLAGS_OF_TEXTS.get(name) or flag_of(name)
+
+
+def _differing_files(files: list[InputFile], others: list[InputFile], *, are_hashed_alike: bool) -> Iterator[str]:
     before, now = ({file.name: file for file in given} for given in (files, others))
+    both = sorted(before.keys() & now.keys())
+    changed = [name for name in both if are_hashed_alike and before[name].digest != now[name].digest]
+    # Rows may be added behind those that --max-rows asks for.
+    sizes = [
+        f"{name}, {before[name].size:,} bytes, now {now[name].size:,}"
+        for name in both
+        if name not in changed and before[name].size != now[name].size
+    ]
     gone, new = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
-    changed = [name for name in before.keys() & now.keys() if before[name].digest != now[name].digest]
-    for names, text in ((gone, "missing"), (new, "new"), (sorted(changed), "changed")):
+    for names, text in ((gone, "missing"), (new, "new"), (changed, "changed"), (sizes, "grown or cut")):
         if names:
             yield f"the input ({text}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''})"
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any], kind: str = "") -> Iterator[str]:
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            yield f"{kind}{name} ({before.get(name)}, now {now.get(name)})"
 
 
 def _version(distribution: str) -> str | None:

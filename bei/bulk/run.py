@@ -320,7 +320,7 @@ def _agree(folder: JobFolder, plan: JobPlan, stored: JobPlan | None) -> None:
     if stored is not None and stored.digest != plan.digest:
         found = "; ".join(stored.differences(plan))
         raise JobDiffersError(
-            f"{folder.shown} has another job's output. It differs in {found}. Give it what that job was given, or name "
+            f"{folder.shown} has another job's output. It differs: {found}. Give it what that job was given, or name "
             "an empty folder."
         )
 

@@ -239,15 +239,17 @@ def test_a_bad_row_of_chunks_is_one_dead_row(run: RunJob, bad_rows: str, tmp_pat
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"task_options": {"dimensions": 4}}, r"dimensions \(None, now 4\)"),
-        ({"task_options": {"normalize": False}}, "normalize"),
-        ({"columns": Columns(id="id")}, "column carried"),
+        ({"task_options": {"dimensions": 4}}, "It differs: --dimensions was not given, now 4. Give it"),
+        ({"task_options": {"normalize": False}}, "--normalize was not given, now False"),
+        ({"columns": Columns(id="id")}, "It differs: --columns was n, now not given. Give"),
+        ({"columns": Columns(carried=("n",))}, "It differs: --id-column was id, now not given. Give"),
         ({"shard_rows": 11}, r"rows of a shard \(10, now 11\)"),
-        ({"on_error": "null"}, "on_error"),
-        ({"output_format": "npy"}, "output_format"),
-        ({"chunk_size": ChunkSize(5)}, "chunk_tokens"),
-        ({"max_rows": 20}, "max_rows"),
-        ({"settings": {"auto_truncate": False}}, r"auto_truncate \(True, now False\)"),
+        ({"on_error": "null"}, "--on-error was skip, now null"),
+        ({"output_format": "npy"}, "--output-format was parquet, now npy"),
+        ({"chunk_size": ChunkSize(5)}, "--chunk-tokens was not given, now 5"),
+        ({"max_rows": 20}, "It differs: --max-rows was not given, now 20. Give"),
+        ({"settings": {"auto_truncate": False}}, "--auto-truncate was True, now False"),
+        ({"task_options": {"truncate_prompt_tokens": 4}}, "--max-tokens was not given, now 4"),
     ],
 )
 def test_another_job_in_the_folder_is_refused_with_what_differs(
@@ -279,8 +281,19 @@ def test_lines_that_are_read_in_another_format_are_another_job(run: RunJob, tmp_
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     given = {"inputs": (str(tmp_path / "rows.jsonl"),), "columns": Columns()}
     run(**given)
-    with pytest.raises(JobDiffersError, match="input_format"):
+    with pytest.raises(JobDiffersError, match="--input-format was jsonl, now text"):
         run(input_format="text", **given)
+
+
+def test_an_input_that_has_grown_behind_the_rows_that_are_read_is_named(run: RunJob, tmp_path: Path) -> None:
+    """The message named nothing."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n' * 3)
+    given = {"inputs": (str(path),), "columns": Columns(), "max_rows": 2}
+    run(**given)
+    path.write_text('{"text": "a"}\n' * 5)
+    with pytest.raises(JobDiffersError, match=r"It differs: .*grown or cut: rows\.jsonl, 42 bytes, now 70"):
+        run(**given)
 
 
 def test_cutting_texts_by_the_setting_matters_where_no_option_says_it(run: RunJob) -> None:
@@ -445,7 +458,7 @@ def test_a_job_is_read_by_its_adapter_and_another_one_is_another_job(run: RunJob
     assert adapters_of("none") == {0.0}
     assert adapters_of("two", adapter="two") == {2.0}
     assert adapters_of("one", task_options={"input_type": "one"}) == {1.0}
-    with pytest.raises(JobDiffersError, match="adapter"):
+    with pytest.raises(JobDiffersError, match="--adapter was two, now one"):
         adapters_of("two", adapter="one")
     with pytest.raises(ConfigError, match=r"no adapter 'three'\. Its adapters: one, two"):
         adapters_of("three", adapter="three")
