@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bei.artifact.manifest import Artifact
+from bei.artifact.store import load_manifest
 from bei.config.settings import ServeConfig
 from bei.errors import EngineDeadError
 from bei.server.batches.answer_files import Checkpoint
 from bei.server.batches.in_process import BatchClient, LineAnswer, post
 from bei.server.batches.lines import RequestLine, read_lines
-from bei.server.batches.resumable_run import ResumableRun, resumable_run
+from bei.server.batches.resumable_run import ResumableRun, Served, resumable_run
 from bei.server.batches.runner import LineRunner
 from bei.server.make_app import make_app
 from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.utils.ranges import WEEK_S
 from bei.utils.share_done import Tell
+
+# Settings that say what answers are. Limits, which refuse lines that may be asked for again, are none.
+ANSWERING = ("alias", "any_model_name", "auto_truncate", "dialect", "openai_token_ids", "untrained_dimensions")
 
 FindArtifacts: TypeAlias = Callable[[], AbstractContextManager[Seq[Path | Artifact]]]
 
@@ -55,6 +59,7 @@ def run_batch(files: BatchFiles, find_artifacts: FindArtifacts, config: ServeCon
         tell(before.completed + before.failed, run.num_lines)
         if before.completed + before.failed < run.num_lines:
             with find_artifacts() as artifacts:
+                run.begin(_served(artifacts, config))
                 try:
                     run_on_loop(_answer_lines(run, artifacts, _config_of(config), tell, ended.append))
                 except EngineDeadError as error:
@@ -64,6 +69,13 @@ def run_batch(files: BatchFiles, find_artifacts: FindArtifacts, config: ServeCon
         after = run.files.reached
         num_answered = after.completed + after.failed - before.completed - before.failed
         return BatchEnd(after, num_answered, ended[0] if ended else None)
+
+
+def _served(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Served:
+    """Raises ArtifactError."""
+    manifests = [one.manifest if isinstance(one, Artifact) else load_manifest(one) for one in artifacts]
+    settings = {name: getattr(config, name) for name in ANSWERING}
+    return Served([(one.name, one.digest) for one in manifests], {**settings, "alias": [*config.alias]})
 
 
 def _config_of(config: ServeConfig) -> ServeConfig:

@@ -1,17 +1,17 @@
 """The files of ``bei run-batch``: an input that is looked at first, and an output that goes on where it ended.
 
-Beside the output stands ``OUTPUT.progress``: the checkpoint, and the digest of the input that it counts lines of. It
-stays when all is done, so that a command that is run once more finds nothing left to do.
+Beside the output stands ``OUTPUT.progress``: the checkpoint, the digest of the input that it counts lines of, and what
+has answered them. It stays when all is done, so that a command that is run once more finds nothing left to do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -19,23 +19,42 @@ from bei.errors import JobDiffersError, JobError, JobInputError
 from bei.server.batches.answer_files import AnswerFiles, Checkpoint
 from bei.server.batches.lines import read_lines
 from bei.server.batches.unique_ids import UniqueIds, digest_of
+from bei.utils.differences import differences
 from bei.utils.durable_files import sync_folder, write_durably
 from bei.utils.file_lock import try_acquire
 from bei.utils.named_files import open_named
 from bei.utils.ranges import TERABYTE
 from bei.utils.untrusted_files import UnfitError, check_regular, read_bounded
 
-_MOST_PROGRESS_BYTES = 10_000
+_MOST_PROGRESS_BYTES = 1_000_000
 # Ids that the error of an input names.
 _SHOWN = 5
 
 
+class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What answers depend on: the digests of the models by their names, in their order, and ``settings``."""
+
+    models: list[tuple[str, str]]
+    settings: dict[str, Any]
+
+    def differences(self, now: Served) -> Iterator[str]:
+        """What differs in ``now``, in words."""
+        given, others = ([name for name, _ in one.models] for one in (self, now))
+        if given != others:
+            yield from differences({"models": given}, {"models": others}, "the list of {}".format)
+        else:
+            yield from differences(dict(self.models), dict(now.models), "the artifact of {}".format)
+        yield from differences(self.settings, now.settings)
+
+
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``OUTPUT.progress`` holds. ``size`` and ``digest``: of the input when it was looked at last."""
+    """What ``OUTPUT.progress`` holds. ``size`` and ``digest``: of the input when it was looked at last. ``served``:
+    None where nothing was answered yet, or by an earlier version of bei."""
 
     size: int
     digest: str
     checkpoint: Checkpoint
+    served: Served | None = None
 
 
 class Seen(NamedTuple):
@@ -48,11 +67,13 @@ class Seen(NamedTuple):
 
 
 class ResumableRun(NamedTuple):
-    """An input of ``num_lines`` lines, open for reading, and the files of its answers."""
+    """An input of ``num_lines`` lines, open for reading, and the files of its answers. ``begin``: once before there are
+    further ones; raises JobDiffersError where something else has given the former ones."""
 
     input: BinaryIO
     num_lines: int
     files: AnswerFiles
+    begin: Callable[[Served], None]
 
 
 @contextmanager
@@ -71,15 +92,22 @@ def resumable_run(source: Path, output: Path, errors: Path, most_body_bytes: int
         file = stack.enter_context(open_named("The input", source, TERABYTE))
         stack.enter_context(_locked(progress_path.with_name(f".{progress_path.name}.lock"), output))
         former = _former(progress_path, output, errors)
+        served = former.served
         seen = _look_at(file, source, output.parent, most_body_bytes, former.size)
         if seen.former_digest != former.digest:
             raise JobDiffersError(
-                f"{output} has answers of another input than {source}: remove it with {errors} and {progress_path} to "
-                "begin anew, or choose another output."
+                f"{output} has answers of another input than {source}: {_anew(errors, progress_path)}"
             )
 
         def save(checkpoint: Checkpoint) -> None:
-            write_durably(progress_path, msgspec.json.encode(Progress(seen.size, seen.digest, checkpoint)))
+            write_durably(progress_path, msgspec.json.encode(Progress(seen.size, seen.digest, checkpoint, served)))
+
+        def begin(now: Served) -> None:
+            nonlocal served
+            if former.checkpoint.num_lines:
+                _check_served(former.served, now, f"{output} has answers", _anew(errors, progress_path))
+            served = now
+            save(former.checkpoint)
 
         save(former.checkpoint)
         try:
@@ -89,7 +117,22 @@ def resumable_run(source: Path, output: Path, errors: Path, most_body_bytes: int
                 f"{error}: bring it back, or remove it with {progress_path} to begin anew."
             ) from error
         sync_folder(output.parent)
-        yield ResumableRun(file, seen.num_lines, stack.enter_context(files))
+        yield ResumableRun(file, seen.num_lines, stack.enter_context(files), begin)
+
+
+def _anew(errors: Path, progress: Path) -> str:
+    return f"remove it with {errors} and {progress} to begin anew, or choose another output."
+
+
+def _check_served(former: Served | None, now: Served, what: str, anew: str) -> None:
+    """Raise JobDiffersError, which begins with ``what`` and ends with ``anew``, unless both are the same."""
+    if former is None:
+        raise JobDiffersError(
+            f"{what} of an earlier version of bei, which kept no record of the model and the settings: end the run "
+            f"with that version, or {anew}"
+        )
+    if found := "; ".join(former.differences(now)):
+        raise JobDiffersError(f"{what} that were given otherwise: {found}. Give the same again, or {anew}")
 
 
 def _check_writable(path: Path) -> None:

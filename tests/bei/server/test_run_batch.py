@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ import pytest
 
 from bei.artifact.manifest import Artifact, Manifest
 from bei.cli import main
+from bei.cli.run_batch import SETTINGS
 from bei.engine.fake import FakeEngine
 from bei.server.batches import answer_files
+from bei.server.run_batch import ANSWERING
+from tests.support.artifacts import save_artifact
 
 Run = Callable[..., int]
 
@@ -48,10 +51,12 @@ def run(artifact: Artifact, loaded: list[str], tmp_path: Path, monkeypatch: pyte
     """The command in ``tmp_path``, over ``in.jsonl`` into ``out.jsonl``. Returns the exit code."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*flags: str, source: str = "in.jsonl", output: str = "out.jsonl") -> int:
+    def run(
+        *flags: str, source: str = "in.jsonl", output: str = "out.jsonl", models: Sequence[Path] = (artifact.path,)
+    ) -> int:
         files = ("-i", source, "-o", output, "--tune", "off", "--tokenizer-threads", "1")
         try:
-            main.main(["run-batch", *files, *flags, str(artifact.path)])
+            main.main(["run-batch", *files, *flags, *map(str, models)])
         except SystemExit as end:
             return int(end.code or 0)
         return 0
@@ -144,6 +149,74 @@ def test_files_that_do_not_belong_together_are_refused(
     assert run() == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
     assert len(loaded) == 1
+
+
+@pytest.fixture
+def begun(run: Run, tmp_path: Path) -> Path:
+    """A run that has answered the first of two lines: its progress."""
+    write(tmp_path / "in.jsonl", line("a"))
+    assert run("--alias", "own") == 0
+    write(tmp_path / "in.jsonl", line("a"), line("b"))
+    return tmp_path / "out.jsonl.progress"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--no-auto-truncate",), "--auto-truncate was True, now False"),
+        (("--dialect", "tei"), "--dialect was bei, now tei"),
+        (("--alias", "other"), "--alias was own, now own,other"),
+    ],
+)
+def test_other_settings_do_not_go_on(
+    flags: tuple[str, ...], said: str, run: Run, begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = begun.read_bytes()
+    assert run("--alias", "own", *flags) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"given otherwise: {said}. Give the same again, or remove it with" in error
+    assert json.loads(begun.read_bytes())["served"] == json.loads(before)["served"]
+    assert run("--alias", "own", "--max-client-batch-size", "7") == 0
+
+
+def test_other_models_do_not_go_on(
+    run: Run,
+    begun: Path,
+    artifact: Artifact,
+    second_artifact: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rebuilt = save_artifact(tmp_path / "rebuilt", embedding={"normalize": False})
+    assert run("--alias", "own", models=[rebuilt.path]) == 2
+    said = f"the artifact of {rebuilt.manifest.name} was {artifact.manifest.digest}, now {rebuilt.manifest.digest}"
+    assert said in capsys.readouterr().err
+    assert run("--alias", "own=tiny", models=[second_artifact.path, artifact.path]) == 2
+    assert "the list of models was tiny, now org/second,tiny" in capsys.readouterr().err
+    assert len(read(tmp_path / "out.jsonl")) == 1
+
+
+def test_a_run_of_a_version_that_kept_no_record_of_the_model_is_refused_with_what_to_do(
+    run: Run, begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = json.loads(begun.read_bytes())
+    del progress["served"]
+    begun.write_text(json.dumps(progress))
+    assert run("--alias", "own") == 2
+    assert "end the run with that version, or remove it with" in capsys.readouterr().err
+    write(tmp_path / "in.jsonl", line("a"))  # all of it is answered
+    begun.write_text(json.dumps(progress))
+    assert run("--alias", "own") == 0
+
+
+def test_every_setting_is_one_that_answers_depend_on_or_one_that_they_do_not() -> None:
+    of_models = {"models", "precision"}
+    of_speed = {
+        *("engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes", "devices", "tune"),
+        *("tokenizer_threads", "hang_timeout", "cache_dir", "cache_max_size", "max_queue_tokens", "answer_memory"),
+    }
+    refusing = {"require_signature", "max_client_batch_size", "payload_limit", "answer_limit"}
+    assert of_models | of_speed | refusing | {*ANSWERING} == SETTINGS
 
 
 def test_an_id_that_is_there_twice_is_refused_by_name(
