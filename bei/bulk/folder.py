@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -52,6 +53,9 @@ class JobFolder(Protocol):
     def commit(self, name: str, content: bytes | memoryview) -> None:
         """Write it whole, also over what is there. When it returns, the file outlasts a loss of power."""
 
+    def remove(self, name: str) -> None:
+        """Remove it, if it is there."""
+
     def clean(self) -> None:
         """Remove what a process that was killed has left half-written."""
 
@@ -88,8 +92,10 @@ class LocalJobFolder:
             yield stream
 
     def exists(self, name: str) -> bool:
-        with _reaching(self.shown):
-            return (self._path / name).is_file()
+        # ``Path.is_file`` is False for some errors too, and since Python 3.14 for all.
+        with _reaching(self.shown), suppress(FileNotFoundError, NotADirectoryError):
+            return stat.S_ISREG((self._path / name).stat().st_mode)
+        return False
 
     def is_empty(self) -> bool:
         with _reaching(self.shown):
@@ -116,6 +122,10 @@ class LocalJobFolder:
     def commit(self, name: str, content: bytes | memoryview) -> None:
         with self._written(name, content) as (partial, path):
             os.replace(partial, path)
+
+    def remove(self, name: str) -> None:
+        with _reaching(self.shown):
+            (self._path / name).unlink(missing_ok=True)
 
     def clean(self) -> None:
         for path in [*self._path.rglob(f"*{_PARTIAL}")]:
@@ -167,7 +177,9 @@ class RemoteJobFolder:
     def exists(self, name: str) -> bool:
         with _reaching(self.shown):
             self._file_system.invalidate_cache()
-            return bool(self._file_system.isfile(self._at(name)))
+            with suppress(FileNotFoundError):  # ``isfile`` is False for any error
+                return bool(self._file_system.info(self._at(name))["type"] == "file")
+        return False
 
     def is_empty(self) -> bool:
         with _reaching(self.shown):
@@ -189,6 +201,11 @@ class RemoteJobFolder:
         # Not through an open file: leaving its context by an error would upload what was written so far.
         with _reaching(self.shown, len(content)):
             self._file_system.pipe_file(self._at(name), bytes(content))
+
+    def remove(self, name: str) -> None:
+        if self.exists(name):  # a right to remove files is needed where there is one
+            with _reaching(self.shown), suppress(FileNotFoundError):
+                self._file_system.rm_file(self._at(name))
 
     def clean(self) -> None:
         """Nothing is ever half-written."""

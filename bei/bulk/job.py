@@ -110,8 +110,11 @@ class Job:
     def _commit(self, shard: int, rows: Rows, asked: _Inputs, outcome: Outcome) -> ShardRecord:
         """In the writer's thread."""
         output, errors = self._output, {**asked.errors, **outcome.errors}
+        dead = f"_dead/dead-{shard:05}.jsonl"
         if errors:
-            output.folder.commit(f"_dead/dead-{shard:05}.jsonl", self._dead_rows(shard, rows, asked, errors))
+            output.folder.commit(dead, self._dead_rows(shard, rows, asked, errors))
+        else:  # of a run that has ended here
+            output.folder.remove(dead)
         if errors and output.on_error == "fail":
             raise self._bad_row(shard, rows, asked, errors)
         kept: list[int | None] = [*range(len(asked.inputs))]
@@ -154,7 +157,7 @@ class Job:
         named = f"id {line['id']!r}, " if "id" in line else ""
         return BadRowError(
             f"Row {line['row_in_file']:,} of {line['file']} ({named}counted from 0) has no answer: {errors[place]} "
-            "Mend it, or give --on-error skip or null."
+            "Mend it, or begin anew in another folder with --on-error skip or null."
         )
 
 

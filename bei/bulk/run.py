@@ -30,7 +30,7 @@ from bei.bulk.shard_service import ShardService
 from bei.bulk.sources.rows import Columns
 from bei.bulk.sources.source import Contents, ShardSize, Source
 from bei.config.settings import ServeConfig
-from bei.errors import ConfigError, JobDiffersError
+from bei.errors import ConfigError, JobDiffersError, JobError
 from bei.service.adapted import adapted
 from bei.service.loader import Loaded, load_model, verified_at
 from bei.tokenizer.adapters import adapter_called
@@ -162,11 +162,12 @@ def run_job(
         job = OpenJob(source, artifact, options, config)
         try:
             count = DoneShards(tell, lambda: job.engine_s)
-            todo = count.begin(job.output, part_of(job.num_shards, options.part))
+            own = part_of(job.num_shards, options.part)
+            todo = count.begin(job.output, own)
             if todo:
                 await job.begin()
                 await job.run(todo, count.add)
-            job.finish()
+            job.finish(own)
             return count.progress()
         finally:
             await asyncio.get_running_loop().run_in_executor(None, job.close)
@@ -219,11 +220,18 @@ class OpenJob:
         """Have ``shards`` answered and committed."""
         await self._job.run(shards, on_shard)
 
-    def finish(self) -> None:
-        """Say that the job is done, if all shards are, whoever has done them. Raises JobInputError where the input has
-        changed."""
+    def finish(self, own: Seq[int]) -> None:
+        """Say that the job is done, if all shards are, whoever has done them; ``own``: those that this process knows to
+        be. Raises JobInputError where the input has changed, JobError where parts of ``own`` are gone."""
         self._source.check_unchanged()
-        finish(self.output, self.num_shards)
+        missing = sorted({*own} & {*finish(self.output, self.num_shards)})
+        if missing:
+            names = ", ".join(self.output.form.part(shard) for shard in missing[:3])
+            raise JobError(
+                f"{self.output.folder.shown} has not all parts that were written to it: {names} "
+                f"{'... ' * (len(missing) > 3)}cannot be found. Is another process removing files? The same command "
+                "makes them again."
+            )
 
     def close(self) -> None:
         """End the threads, free the engine. Blocks; not for the event loop."""
@@ -331,16 +339,17 @@ def part_of(num_shards: int, part: tuple[int, int]) -> list[int]:
     return [*range(index * num_shards // count, (index + 1) * num_shards // count)]
 
 
-def finish(output: Output, num_shards: int) -> bool:
-    """Say that the job is done, if all shards are. False: some are not."""
-    done = [record for record in output.records(range(num_shards)) if record is not None]
+def finish(output: Output, num_shards: int) -> list[int]:
+    """Say that the job is done, if all shards are; those that are not."""
+    records = output.records(range(num_shards))
+    done = [record for record in records if record is not None]
     if len(done) < num_shards:
-        return False
+        return [shard for shard, record in enumerate(records) if record is None]
     sums = {name: sum(getattr(one, name) for one in done) for name in ("rows", "dead", "truncated", "tokens")}
     output.form.finish(output.folder, done)
     content = msgspec.json.encode({"plan": output.plan, "shards": num_shards, **sums})
     output.folder.commit(SUCCESS, content + b"\n")
-    return True
+    return []
 
 
 class DoneShards:

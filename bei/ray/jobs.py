@@ -189,7 +189,7 @@ def _absolute(path: str) -> str:
 def _finish(output: Output, num_shards: int) -> None:
     """Say that the job is done. Raises JobError where what the workers have written is not seen from here."""
     give_up_s = time.monotonic() + _SEEN_WITHIN_S
-    while not finish(output, num_shards):
+    while finish(output, num_shards):
         if time.monotonic() > give_up_s:
             raise JobError(
                 f"The workers have written parts that {output.folder.shown} has not as it is seen from here: every "

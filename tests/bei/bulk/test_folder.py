@@ -44,6 +44,26 @@ def test_files_are_read_as_they_were_committed(folder: JobFolder) -> None:
         raise ValueError("no Parquet")
 
 
+def test_a_file_is_removed_if_it_is_there(folder: JobFolder) -> None:
+    folder.commit("a/b", b"first")
+    for _ in range(2):
+        folder.remove("a/b")
+        assert not folder.exists("a/b")
+
+
+def test_a_file_that_cannot_be_looked_for_is_not_taken_to_be_missing(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    folder.commit("part", b"whole")
+    monkeypatch.setattr(s3fs.S3FileSystem, "info", failing)
+    monkeypatch.setattr(Path, "stat", failing)
+    with pytest.raises(JobError, match="Input/output error"):
+        folder.exists("part")
+
+
 def test_a_job_that_another_process_begins_meanwhile_is_one_and_no_folder_of_other_files(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

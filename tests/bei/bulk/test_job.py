@@ -17,7 +17,8 @@ import pytest
 
 from bei.artifact.manifest import Adapters
 from bei.bulk.chunks import ChunkSize
-from bei.bulk.parts import PLAN, SUCCESS
+from bei.bulk.folder import LocalJobFolder
+from bei.bulk.parts import PLAN, SUCCESS, ParquetParts
 from bei.bulk.run import JobProgress
 from bei.bulk.sources.rows import Columns
 from bei.core import Float32Array
@@ -191,6 +192,45 @@ def test_a_bad_row_may_end_the_job_and_is_named(run: RunJob, bad_rows: str, tmp_
         run(inputs=(bad_rows,), on_error="fail")
     assert not (tmp_path / "out" / SUCCESS).exists()
     assert [*(tmp_path / "out" / "_dead").iterdir()]
+
+
+def test_rows_that_have_an_answer_in_the_next_run_are_listed_no_more(
+    run: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: NaNEngine(LIMITS, token_ids("cat")[1]))
+    save_rows(tmp_path / "rows.parquet", ["the cat", "hello world"])
+    given = {"inputs": (str(tmp_path / "rows.parquet"),), "on_error": "fail"}
+    with pytest.raises(BadRowError, match="begin anew in another folder with --on-error skip"):
+        run(**given)
+    assert [*(tmp_path / "out" / "_dead").iterdir()]
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: FakeEngine(LIMITS))
+    assert run(**given).dead == 0
+    assert not [*(tmp_path / "out" / "_dead").iterdir()]
+
+
+def test_a_job_whose_parts_are_gone_at_its_end_is_not_done(
+    run: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with exit code 0 and without _SUCCESS."""
+    record = ParquetParts.record
+    gone: list[int] = []
+    monkeypatch.setattr(
+        ParquetParts, "record", lambda self, folder, shard: None if shard in gone else record(self, folder, shard)
+    )
+    run(part=(0, 2))
+    gone.append(4)  # of the other part
+    run(part=(0, 2))
+    gone.clear()
+    commit = LocalJobFolder.commit
+
+    def committed(self: LocalJobFolder, name: str, content: bytes | memoryview) -> None:
+        commit(self, name, content)
+        gone[:] = [3] * (name == "part-00004.parquet")
+
+    monkeypatch.setattr(LocalJobFolder, "commit", committed)
+    with pytest.raises(JobError, match=r"has not all parts that were written to it: part-00003\.parquet cannot"):
+        run()
+    assert not (tmp_path / "out" / SUCCESS).exists()
 
 
 def test_a_text_that_is_too_long_is_cut_and_counted_or_a_bad_row(run: RunJob, tmp_path: Path) -> None:
