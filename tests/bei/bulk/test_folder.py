@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from bei.bulk.folder import JobFolder, LocalJobFolder, folder_at
+from bei.bulk.folder import JobFolder, LocalJobFolder, RemoteJobFolder, folder_at
 from bei.bulk.parts import PLAN
 from bei.bulk.run import _stored_plan as stored_plan
 from bei.bulk.sources.rows import Columns
@@ -58,8 +58,10 @@ def test_a_file_that_cannot_be_looked_for_is_not_taken_to_be_missing(
         raise OSError(errno.EIO, "Input/output error")
 
     folder.commit("part", b"whole")
-    monkeypatch.setattr(s3fs.S3FileSystem, "info", failing)
-    monkeypatch.setattr(Path, "stat", failing)
+    if isinstance(folder, RemoteJobFolder):
+        monkeypatch.setattr(folder._file_system, "info", failing)
+    else:
+        monkeypatch.setattr(Path, "stat", failing)
     with pytest.raises(JobError, match="Input/output error"):
         folder.exists("part")
 
