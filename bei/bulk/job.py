@@ -17,7 +17,7 @@ from bei.bulk.row_task import Outcome, RowTask
 from bei.bulk.shard_service import ShardService
 from bei.bulk.sources.rows import Rows
 from bei.bulk.sources.source import Reader
-from bei.errors import BadRowError, BeiError, MalformedRequestError
+from bei.errors import BadRowError, BeiError, JobError, MalformedRequestError
 from bei.service.call import ModelInput
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class Job:
         self._writing.shutdown()
 
     async def _shard(self, shard: int) -> ShardRecord:
+        import pyarrow as pa
+
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._reading, self._reader.shard, shard)
         check = self._task.check if self._chunk_size is None else _checked_as_text(self._task.check)
@@ -100,7 +102,13 @@ class Job:
             asked = await self._chunked(asked)
         with self._service.ticket(len(asked.inputs)) as ticket:
             outcome: Outcome = await self._task.run(asked.inputs, ticket, asked.errors)
-        return await loop.run_in_executor(self._writing, self._commit, shard, rows, asked, outcome)
+        try:
+            return await loop.run_in_executor(self._writing, self._commit, shard, rows, asked, outcome)
+        except pa.ArrowException as error:
+            raise JobError(
+                f"{self._output.form.part(shard)} cannot be written: {str(error).rstrip('.')}. A copied column has a "
+                "value that has no place in it: leave it out of --columns, or choose another --output-format."
+            ) from error
 
     async def _chunked(self, asked: _Inputs) -> _Inputs:
         assert self._chunk_size is not None  # its caller has asked
@@ -225,11 +233,11 @@ def _table(rows: Rows, asked: _Inputs, kept: Seq[int | None], first: int | None)
     import pyarrow as pa
 
     places = [place for place in kept if place is not None]
-    owners = pa.array([asked.row_of(place) for place in places], pa.int64())
-    copied = rows.copied.take(owners) if rows.copied.num_columns else None
+    owners = [asked.row_of(place) for place in places]
+    copied = _copied(rows.copied, owners) if rows.copied.num_columns else None
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     if first is not None:
-        columns["row"] = pa.array([first + row for row in owners.to_pylist()], pa.int64())
+        columns["row"] = pa.array([first + row for row in owners], pa.int64())
     if copied is not None:
         columns |= {name: copied.column(name) for name in copied.column_names}
     if asked.chunks is not None:
@@ -238,6 +246,21 @@ def _table(rows: Rows, asked: _Inputs, kept: Seq[int | None], first: int | None)
         columns["start"] = pa.array([chunk.start for chunk in chunks], pa.int64())
         columns["stop"] = pa.array([chunk.stop for chunk in chunks], pa.int64())
     return pa.table(columns)
+
+
+def _copied(table: pa.Table, owners: Seq[int]) -> pa.Table:
+    """The rows ``owners``, in ascending order, one perhaps several times: it has several chunks. In halves where the
+    strings of all have more than 2 GB, which an array does not hold."""
+    import pyarrow as pa
+
+    start, stop = (owners[0], owners[-1] + 1) if owners else (0, 0)
+    try:
+        return table.slice(start, stop - start).take(pa.array([owner - start for owner in owners], pa.int64()))
+    except pa.ArrowInvalid:  # "offset overflow while concatenating arrays"
+        if len(owners) < 2:
+            raise
+        middle = len(owners) // 2
+        return pa.concat_tables([_copied(table, owners[:middle]), _copied(table, owners[middle:])])
 
 
 def _taken(column: pa.Array, places: Seq[int | None]) -> pa.Array:

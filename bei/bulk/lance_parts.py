@@ -19,7 +19,7 @@ import msgspec
 from bei.bulk.file_systems import load_lance
 from bei.bulk.folder import JobFolder
 from bei.bulk.parts import PartFormat, ShardRecord, record_name
-from bei.errors import ConfigError, JobError
+from bei.errors import JobError
 from bei.utils.full_disk import naming_full_disk
 
 if TYPE_CHECKING:
@@ -50,19 +50,6 @@ class LanceParts(PartFormat):
 
     def part(self, shard: int) -> str:
         return f"{_DATASET}/data/{super().part(shard)}"
-
-    def check_columns(self, schema: pa.Schema) -> None:
-        """As ``PartFormat`` has it."""
-        import pyarrow as pa
-
-        for field in schema:
-            try:
-                self._written(pa.table({field.name: pa.nulls(1, field.type)}))
-            except (OSError, pa.ArrowException) as error:
-                raise ConfigError(
-                    f"Lance does not hold all values of the type {field.type}, which the column {field.name!r} has: "
-                    "leave it out, or choose another --output-format."
-                ) from error
 
     def files(self, table: pa.Table, record: ShardRecord) -> Iterator[tuple[str, bytes | memoryview]]:
         fragment: dict[str, Any] | None = None

@@ -61,8 +61,19 @@ class PartFormat(ABC):
     def check(self, fields: Seq[pa.Field], on_error: str) -> None:  # noqa: B027  # most formats hold anything
         """Raise ConfigError where it cannot hold the ``fields`` of the task."""
 
-    def check_columns(self, schema: pa.Schema) -> None:  # noqa: B027  # the same
-        """Raise ConfigError where it cannot hold columns that are copied from the input."""
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Raise ConfigError where it cannot hold columns that are copied from the input: a row of nulls is tried."""
+        import pyarrow as pa
+
+        for field in schema:
+            try:
+                row = pa.table({field.name: pa.nulls(1, field.type)})
+                _ = [*self.files(row.take([0]), ShardRecord("", 0, 1, 0, 0, 0))]
+            except (OSError, pa.ArrowException) as error:
+                raise ConfigError(
+                    f"--output-format {self.ending[1:]} does not hold all values of the type {field.type}, which the "
+                    f"column {field.name!r} has: leave it out, or choose another format."
+                ) from error
 
     def finish(self, folder: JobFolder, records: Seq[ShardRecord]) -> None:  # noqa: B027  # most have nothing to add
         """Once all shards are done, before the job is. May be called by several processes."""
@@ -124,11 +135,12 @@ class JsonLinesParts(_WithRecordFile):
     def check_columns(self, schema: pa.Schema) -> None:
         """As ``PartFormat`` has it."""
         _check_for_json(schema)
+        super().check_columns(schema)
 
     def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]:
         for name in table.column_names:
             _check_finite(name, table.column(name), self.part(shard))
-        columns = [_values(table.column(name)) for name in table.column_names]
+        columns = [_values(name, table.column(name), self.part(shard)) for name in table.column_names]
         lines = io.BytesIO()
         options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
         for values in zip(*columns, strict=True):
@@ -143,7 +155,7 @@ class NpyParts(_WithRecordFile):
 
     def check_columns(self, schema: pa.Schema) -> None:
         """As ``PartFormat`` has it."""
-        _check_for_json(schema)
+        JsonLinesParts().check_columns(schema)
 
     def check(self, fields: Seq[pa.Field], on_error: str) -> None:
         import pyarrow as pa
@@ -208,8 +220,9 @@ def _is_finite(array: pa.Array) -> bool:
     return True
 
 
-def _values(column: pa.ChunkedArray) -> list[object]:
-    """What orjson writes: rows of vectors as arrays, in as few digits as give the same float32."""
+def _values(name: str, column: pa.ChunkedArray, part: str) -> list[object]:
+    """What orjson writes: rows of vectors as arrays, in as few digits as give the same float32. Raises JobInputError
+    for a time that Python does not hold."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(column.type) and not column.null_count:
@@ -217,9 +230,39 @@ def _values(column: pa.ChunkedArray) -> list[object]:
         are_numbers = pa.types.is_integer(element) or element in (pa.float32(), pa.float64())
         if are_numbers and not column.combine_chunks().flatten().null_count:
             return list(_matrix(column))
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python has none, but where pandas is there
-        column = column.cast(pa.string())
-    return list(column.to_pylist())
+    values: list[object] = []
+    try:
+        kind = _without_nanoseconds(column.type)
+        for value in column if kind == column.type else column.cast(kind):
+            values.append(value.as_py())  # their number tells which one failed
+    except (OverflowError, ValueError) as error:  # Arrow's, of a time zone that nobody knows, is a ValueError too
+        raise JobInputError(
+            f"JSON has no form for the value that the column {name!r} has in row {len(values)} of {part} ({error}): "
+            "leave the column out, or choose another --output-format."
+        ) from error
+    return values
+
+
+def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
+    """``kind`` with times to the nanosecond as strings: Python has none, but where pandas is there."""
+    import pyarrow as pa
+
+    if (pa.types.is_timestamp(kind) or pa.types.is_time64(kind)) and kind.unit == "ns":
+        return pa.string()
+    if pa.types.is_dictionary(kind):
+        plain = _without_nanoseconds(kind.value_type)
+        return kind if plain == kind.value_type else plain
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)), kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_nanoseconds(kind.key_type), _without_nanoseconds(kind.item_type))
+    return kind
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:

@@ -60,10 +60,11 @@ class ColumnarFile(ABC):
 
         telling = _telling(files, (*columns.read, *columns.copied))
         _, types = next(telling)
-        schema = pa.schema([types.field(name).remove_metadata() for name in columns.copied])
+        fields = [types.field(name).remove_metadata() for name in columns.copied]
+        schema = pa.schema([field.with_type(_checked_plain(field)) for field in fields])
         for file, types in telling:
             for field in schema:
-                own = types.field(field.name).type
+                own = _plain(types.field(field.name).type)
                 if field.type != own:
                     raise JobInputError(
                         f"The column {field.name!r} is {own} in {file.name} and {field.type} in the files before: "
@@ -84,7 +85,7 @@ class ColumnarFile(ABC):
         with self._reading():
             for batch in self._batches(names, start.row):
                 read = [batch.column(name).to_pylist() for name in columns.read]
-                arrays = [batch.column(name).cast(schema.field(name).type) for name in columns.copied]
+                arrays = [_as_plain(batch.column(name), schema.field(name).type) for name in columns.copied]
                 copied = pa.table(arrays, schema) if arrays else without_columns(batch.num_rows)
                 yield Rows(columns.inputs(read), copied, {})
 
@@ -218,6 +219,45 @@ def without_columns(num_rows: int) -> pa.Table:
     import pyarrow as pa
 
     return pa.table({"": pa.nulls(num_rows)}).select([])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values that Arrow's functions and the output formats know, where it has another one."""
+    import pyarrow as pa
+
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    return kind
+
+
+def _checked_plain(field: pa.Field) -> pa.DataType:
+    """The plain type of a column that is copied. Raises JobInputError where Arrow has no way to it."""
+    import pyarrow as pa
+
+    kind = _plain(field.type)
+    try:
+        _as_plain(pa.nulls(1, field.type), kind)
+    except pa.ArrowException as error:
+        raise JobInputError(
+            f"Values of the type {field.type}, which the column {field.name!r} has, cannot be copied: leave it out of "
+            f"--columns ({error})."
+        ) from error
+    return kind
+
+
+def _as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return (pc.run_end_decode(array) if pa.types.is_run_end_encoded(array.type) else array).cast(kind)
 
 
 def _footer(stream: IO[bytes]) -> bytes:
