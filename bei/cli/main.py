@@ -325,7 +325,7 @@ def _embed(options: dict[str, Any]) -> None:
     from bei.cli.embed.command import embed
 
     settings = {name: options.pop(name) for name in (*SETTINGS, "config") if name in options}
-    embed(options, _serve_config({**settings, "models": [options["model"]]}), _artifacts)
+    _exit(embed(options, _serve_config({**settings, "models": [options["model"]]}), _artifacts))
 
 
 def _tune(options: dict[str, Any]) -> None:

@@ -149,7 +149,13 @@ class JsonLines(LineFile):
         import pyarrow as pa
 
         with closing(_all_records(files)) as records:
-            sample = [one.values for one in islice(records, SAMPLED_ROWS) if one.error is None]
+            first = [*islice(records, SAMPLED_ROWS)]
+        sample = [one.values for one in first if one.error is None]
+        if first and not sample:
+            raise JobInputError(
+                f"None of the first {len(first):,} lines, from {files[0].name} on, is a JSON object: is this plain "
+                f"text? Give --input-format text. The first one: {first[0].error}"
+            )
         sampled = f"the first {len(sample)} rows, from {files[0].name} on,"
         fields = []
         for name in (*columns.read, *columns.copied):

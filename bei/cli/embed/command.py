@@ -31,8 +31,8 @@ OpenArtifact = Callable[[ServeConfig], AbstractContextManager[list["Path | Artif
 _LOG_EVERY_S = 30.0
 
 
-def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifact) -> None:
-    """Run the job. Raises what ``run_job`` raises."""
+def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifact) -> int:
+    """Run the job. Returns the exit code. Raises what ``run_job`` raises."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     job = job_options(options)
     # A job's steps depend on nothing that is measured.
@@ -54,6 +54,15 @@ def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifa
             done = run_on_ray(source, artifact, job, config, Cluster(options["ray"], options["ray_workers"]), tell)
     if not options["json"]:
         print(_summary(done, job), file=sys.stderr)  # noqa: T201
+    num_answered = done.rows - done.dead * (job.on_error == "null")
+    if done.dead and num_answered <= 0:
+        print(  # noqa: T201
+            f"error: No row has an answer: {job.output}/_dead says why. Mend the input, or name another column by "
+            "--text-column, and give another --output.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
 
 
 def _end_now(error: JobError) -> NoReturn:
