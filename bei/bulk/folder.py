@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ from bei.utils.durable_files import sync_folder
 from bei.utils.full_disk import naming_full_disk
 
 _PARTIAL = ".partial"
-# Name of the file and host, which may have dots both.
+# Name of the file and of where the process runs (``_here``), which may have dots both.
 _WRITTEN = re.compile(r"\.(?P<by>.+)\.(?P<process>[0-9]+)\.[0-9a-f]+\.partial")
 # No part takes so long to be written.
 _OLD_S = 86_400.0
@@ -137,7 +138,7 @@ class LocalJobFolder:
     def _written(self, name: str, content: bytes | memoryview) -> Iterator[tuple[Path, Path]]:
         """``content`` under a name of this process beside its own; both are on the disk when the context is left."""
         path = self._path / name
-        partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}")
+        partial = path.with_name(f".{path.name}.{_here()}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}")
         try:
             with _reaching(self.shown, len(content)):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,15 +231,26 @@ def _reaching(
         ) from error
 
 
+@functools.cache
+def _here() -> str:
+    """Where a process's number means that process: containers may share the name of a host, and have numbers of their
+    own. Linux tells both."""
+    parts = [os.uname().nodename]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8])
+        parts.append(re.sub(r"\D", "", os.readlink("/proc/self/ns/pid")))
+    return "-".join(parts)
+
+
 def _is_alive(partial: Path) -> bool:
-    """False where ``partial`` is of a process of this host that has ended, or nobody has written to it for a day. True
-    also for files that are no job's."""
+    """False where ``partial`` is of a process that would be seen from here and has ended, or nobody has written to it
+    for a day. True also for files that are no job's."""
     written = _WRITTEN.fullmatch(partial.name)
     if written is None:
         return True
     if time.time() - partial.stat().st_mtime > _OLD_S:
         return False
-    if not written["by"].endswith(f".{os.uname().nodename}"):
+    if not written["by"].endswith(f".{_here()}"):
         return True
     try:
         os.kill(int(written["process"]), 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from bei.bulk.folder import JobFolder, LocalJobFolder, RemoteJobFolder, folder_at
+from bei.bulk.folder import JobFolder, LocalJobFolder, RemoteJobFolder, _here, folder_at
 from bei.bulk.parts import PLAN
 from bei.bulk.run import _stored_plan as stored_plan
 from bei.bulk.sources.rows import Columns
@@ -113,10 +113,10 @@ def test_a_file_system_without_hard_links_is_named_with_what_to_do(
 def test_what_a_process_that_has_ended_left_is_removed_and_what_another_one_writes_is_not(tmp_path: Path) -> None:
     folder = LocalJobFolder(tmp_path)
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    host = os.uname().nodename
-    left = tmp_path / f".part.{host}.{int(ended.stdout)}.abc.partial"
+    left = tmp_path / f".part.{_here()}.{int(ended.stdout)}.abc.partial"
     others = [
-        tmp_path / f".part.{host}.{os.getpid()}.abc.partial",
+        tmp_path / f".part.{_here()}.{os.getpid()}.abc.partial",
+        tmp_path / f".part.{os.uname().nodename}.{int(ended.stdout)}.abc.partial",  # of a container of the same name
         tmp_path / f".part.elsewhere.{int(ended.stdout)}.abc.partial",
     ]
     for path in (left, *others):
@@ -134,7 +134,7 @@ def test_what_is_left_is_removed_on_a_host_whose_name_has_dots_and_after_a_day_o
     own, old, no_job_s = (
         tmp_path / name
         for name in (
-            f".part.parquet.ip-10-0-0-1.ec2.internal.{int(ended.stdout)}.abc.partial",
+            f".part.parquet.ip-10-0-0-1.ec2.internal-0a.{int(ended.stdout)}.abc.partial",
             f".part.parquet.elsewhere.{os.getpid()}.abc.partial",
             "download.partial",
         )
@@ -142,10 +142,24 @@ def test_what_is_left_is_removed_on_a_host_whose_name_has_dots_and_after_a_day_o
     for path in (own, old, no_job_s):
         path.touch()
         os.utime(path, (0, 0) if path is old else None)
-    names = [*os.uname()]
-    monkeypatch.setattr("os.uname", lambda: os.uname_result([names[0], "ip-10-0-0-1.ec2.internal", *names[2:]]))
+    monkeypatch.setattr("bei.bulk.folder._here", lambda: "ip-10-0-0-1.ec2.internal-0a")
     LocalJobFolder(tmp_path).clean()
     assert [path.name for path in tmp_path.iterdir()] == [no_job_s.name]
+
+
+def test_a_container_s_processes_are_not_taken_for_those_of_another_one() -> None:
+    """Host names are shared, and numbers of processes mean others there."""
+    name = os.uname().nodename
+    assert _here().startswith(f"{name}-")
+    assert _here().rpartition("-")[2] in os.readlink("/proc/self/ns/pid")
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _PRINT_HERE]
+    outside = subprocess.run(command, capture_output=True, text=True, check=False)
+    if outside.returncode == 0:  # it may be forbidden here
+        assert outside.stdout.strip().startswith(f"{name}-")
+        assert outside.stdout.strip() != _here()
+
+
+_PRINT_HERE = "from bei.bulk.folder import _here; print(_here())"
 
 
 def test_what_another_user_s_process_writes_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +167,7 @@ def test_what_another_user_s_process_writes_is_not_removed(tmp_path: Path, monke
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.kill", forbidden)
-    path = tmp_path / f".part.{os.uname().nodename}.1.abc.partial"
+    path = tmp_path / f".part.{_here()}.1.abc.partial"
     path.touch()
     LocalJobFolder(tmp_path).clean()
     assert path.exists()
