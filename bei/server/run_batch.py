@@ -18,7 +18,7 @@ from bei.errors import EngineDeadError
 from bei.server.batches.answer_files import Checkpoint
 from bei.server.batches.in_process import BatchClient, LineAnswer, post
 from bei.server.batches.lines import RequestLine, read_lines
-from bei.server.batches.resumable_run import ResumableRun, Served, resumable_run
+from bei.server.batches.resumable_run import AnsweredBy, ResumableRun, resumable_run
 from bei.server.batches.runner import LineRunner
 from bei.server.make_app import make_app
 from bei.server.process_tuning import collect_rarely, run_on_loop
@@ -71,11 +71,11 @@ def run_batch(files: BatchFiles, find_artifacts: FindArtifacts, config: ServeCon
         return BatchEnd(after, num_answered, ended[0] if ended else None)
 
 
-def _served(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Served:
+def _served(artifacts: Seq[Path | Artifact], config: ServeConfig) -> AnsweredBy:
     """Raises ArtifactError."""
     manifests = [one.manifest if isinstance(one, Artifact) else load_manifest(one) for one in artifacts]
     settings = {name: getattr(config, name) for name in ANSWERING}
-    return Served([(one.name, one.digest) for one in manifests], {**settings, "alias": [*config.alias]})
+    return AnsweredBy([(one.name, one.digest) for one in manifests], {**settings, "alias": [*config.alias]})
 
 
 def _config_of(config: ServeConfig) -> ServeConfig:

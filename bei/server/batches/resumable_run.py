@@ -31,13 +31,13 @@ _MOST_PROGRESS_BYTES = 1_000_000
 _SHOWN = 5
 
 
-class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnsweredBy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What answers depend on: the digests of the models by their names, in their order, and ``settings``."""
 
     models: list[tuple[str, str]]
     settings: dict[str, Any]
 
-    def differences(self, now: Served) -> Iterator[str]:
+    def differences(self, now: AnsweredBy) -> Iterator[str]:
         """What differs in ``now``, in words."""
         given, others = ([name for name, _ in one.models] for one in (self, now))
         if given != others:
@@ -54,7 +54,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int
     digest: str
     checkpoint: Checkpoint
-    served: Served | None = None
+    served: AnsweredBy | None = None
 
 
 class Seen(NamedTuple):
@@ -73,7 +73,7 @@ class ResumableRun(NamedTuple):
     input: BinaryIO
     num_lines: int
     files: AnswerFiles
-    begin: Callable[[Served], None]
+    begin: Callable[[AnsweredBy], None]
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def resumable_run(source: Path, output: Path, errors: Path, most_body_bytes: int
         def save(checkpoint: Checkpoint) -> None:
             write_durably(progress_path, msgspec.json.encode(Progress(seen.size, seen.digest, checkpoint, served)))
 
-        def begin(now: Served) -> None:
+        def begin(now: AnsweredBy) -> None:
             nonlocal served
             if former.checkpoint.num_lines:
                 _check_served(former.served, now, f"{output} has answers", _anew(errors, progress_path))
@@ -124,7 +124,7 @@ def _anew(errors: Path, progress: Path) -> str:
     return f"remove it with {errors} and {progress} to begin anew, or choose another output."
 
 
-def _check_served(former: Served | None, now: Served, what: str, anew: str) -> None:
+def _check_served(former: AnsweredBy | None, now: AnsweredBy, what: str, anew: str) -> None:
     """Raise JobDiffersError, which begins with ``what`` and ends with ``anew``, unless both are the same."""
     if former is None:
         raise JobDiffersError(
