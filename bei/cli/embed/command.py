@@ -55,7 +55,7 @@ def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifa
     if not options["json"]:
         print(_summary(done, job), file=sys.stderr)  # noqa: T201
     num_answered = done.rows - done.dead * (job.on_error == "null")
-    if done.dead and num_answered <= 0:
+    if done.dead and num_answered <= 0 and job.part == (0, 1):  # a part may have bad rows alone
         print(  # noqa: T201
             f"error: No row has an answer: {job.output}/_dead says why. Mend the input, or name another column by "
             "--text-column, and give another --output.",

@@ -51,6 +51,12 @@ def test_a_job_in_which_no_row_has_an_answer_is_none(
         assert f"error: No row has an answer: {tmp_path / 'out'}/_dead says why." in capsys.readouterr().err
 
 
+def test_a_part_may_have_rows_without_an_answer_alone(embed: Embed) -> None:
+    """A job of Kubernetes would try it again and again."""
+    content = '{"text": ""}\n{"text": "a"}\n'
+    assert [embed(content, "--shard-rows", "1", "--shard", f"{part}/2") for part in (0, 1)] == [0, 0]
+
+
 def test_plain_text_is_refused_where_json_is_expected(
     embed: Embed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
