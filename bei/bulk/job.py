@@ -107,7 +107,8 @@ class Job:
         except pa.ArrowException as error:
             raise JobError(
                 f"{self._output.form.part(shard)} cannot be written: {str(error).rstrip('.')}. A copied column has a "
-                "value that has no place in it: leave it out of --columns, or choose another --output-format."
+                "value that has no place in it: leave it out of --columns, choose another --output-format, or, for "
+                "values of many megabytes, fewer --shard-rows."
             ) from error
 
     async def _chunked(self, asked: _Inputs) -> _Inputs:
@@ -256,7 +257,7 @@ def _copied(table: pa.Table, owners: Seq[int]) -> pa.Table:
     start, stop = (owners[0], owners[-1] + 1) if owners else (0, 0)
     try:
         return table.slice(start, stop - start).take(pa.array([owner - start for owner in owners], pa.int64()))
-    except pa.ArrowInvalid:  # "offset overflow while concatenating arrays"
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):  # of strings, of the dictionaries of several chunks
         if len(owners) < 2:
             raise
         middle = len(owners) // 2

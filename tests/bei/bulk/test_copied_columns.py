@@ -131,22 +131,24 @@ def test_a_value_that_cannot_be_written_ends_the_job_with_a_line(
 class _SmallTable:
     """A table of which three rows at most are taken at a time."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, error: Exception) -> None:
         self._table = table
+        self._error = error
 
     def slice(self, start: int, length: int) -> _SmallTable:
         """As of a table."""
-        return _SmallTable(self._table.slice(start, length))
+        return _SmallTable(self._table.slice(start, length), self._error)
 
     def take(self, places: pa.Array) -> pa.Table:
-        """As of a table. Raises ArrowInvalid."""
+        """As of a table."""
         if len(places) > 3:
-            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+            raise self._error
         return self._table.take(places)
 
 
-def test_rows_that_together_have_more_bytes_than_an_array_holds_are_copied_in_pieces() -> None:
+@pytest.mark.parametrize("error", [pa.ArrowInvalid("offset overflow"), pa.ArrowCapacityError("more than 2147483646")])
+def test_rows_that_together_have_more_bytes_than_an_array_holds_are_copied_in_pieces(error: Exception) -> None:
     table = pa.table({"a": ["a", "b", "c", "d"]})
     owners = [0, 0, 0, 0, 0, 2, 2, 3]
-    assert _copied(_SmallTable(table), owners).to_pydict() == table.take(owners).to_pydict()
+    assert _copied(_SmallTable(table, error), owners).to_pydict() == table.take(owners).to_pydict()
     assert _copied(table, []).num_rows == 0
