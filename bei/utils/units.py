@@ -7,8 +7,8 @@ import re
 from bei.errors import ConfigError
 from bei.utils.ranges import shown
 
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(b|[kmgt](i?)b?)", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ?([{''.join(_SECONDS)}])", re.IGNORECASE)
 
@@ -18,12 +18,14 @@ _MOST_SECONDS = 5200 * _SECONDS["w"]
 
 
 def parsed_size(name: str, text: str) -> int:
-    """Bytes of ``text``: 50GB (10^9 each), 50GiB (2^30), 500000. Raises ConfigError, about the setting ``name``."""
+    """Bytes of ``text``: 50GB (10^9 each), 50GiB (2^30), 500000B, 0. Raises ConfigError, about the setting ``name``."""
+    if text.strip() == "0":  # the only number that means the same in every unit
+        return 0
     match = _SIZE.fullmatch(text.strip())
-    if match is None or (match[3] and not match[2]):
+    if match is None:
         raise ConfigError(f"{name} must be a size such as 50GB, 500MB or 20GiB, not {shown(text)}.")
     number, unit, binary = match.groups()
-    value = float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()]
+    value = float(number) * (1024 if binary else 1000) ** _POWERS[unit[0].lower()]
     if value > _MOST_BYTES:
         raise ConfigError(f"{name} must be at most {shown_size(_MOST_BYTES)}, not {shown(text)}.")
     return int(value)

@@ -56,6 +56,15 @@ def output_folder(config: BuildConfig, location: Location, precision: str, progr
     return out
 
 
+def check_outside_artifacts(config: BuildConfig) -> None:
+    """Raise ConfigError where the artifact would lie in another one, whose manifest does not list its files."""
+    out = home_expanded(config.out or "artifact").resolve()
+    if (outer := next((folder for folder in out.parents if _is_ours(folder)), None)) is not None:
+        raise ConfigError(
+            f"{outer} is an artifact, which would be damaged by another one in it: choose an --out beside it."
+        )
+
+
 def check_names(config: BuildConfig, location: Location) -> None:
     """Raise ConfigError for names that cannot be written into a manifest, or displayed."""
     if fault := name_fault(location.model):

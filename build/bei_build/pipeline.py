@@ -57,7 +57,7 @@ from bei_build.families.base import UNLIMITED
 from bei_build.image_model import build_image_model, check_image_model
 from bei_build.job import Job, OpenEngine
 from bei_build.limits import limits_of
-from bei_build.output_folder import check_names, output_folder, scratch_folder, seal, size_of
+from bei_build.output_folder import check_names, check_outside_artifacts, output_folder, scratch_folder, seal, size_of
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibration, calibrate
 from bei_build.reference.held_out import held_out_texts
@@ -87,6 +87,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     leaves nothing behind.
     """
     # 1. Can this machine build it at all? Checked before gigabytes are read.
+    check_outside_artifacts(config)
     config = with_target(config)
     compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)

@@ -14,7 +14,7 @@ from bei.utils.units import parsed_duration, parsed_size, shown_age, shown_size
     ("text", "size"),
     [
         ("0", 0),
-        ("500000", 500_000),
+        ("500000B", 500_000),
         ("50GB", 50 * 10**9),
         ("50 gb", 50 * 10**9),
         ("1.5T", 15 * 10**11),
@@ -27,7 +27,7 @@ def test_a_size_is_read(text: str, size: int) -> None:
     assert parsed_size("x", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "-1", "GB", "1PB", "1ib", "1e9", "1,000", "nan", "1 G B", "٣GB "])
+@pytest.mark.parametrize("text", ["", "-1", "GB", "1PB", "1ib", "50", "1.5", "1e9", "1,000", "nan", "1 G B", "٣GB "])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cache_max_size must be a size such as 50GB"):
         parsed_size("cache_max_size", text)
