@@ -80,7 +80,7 @@ ENGINE_LIBRARIES = {
 # Gives tensors to callers who ask for them.
 TENSORS = {"torch": "bei.offline.encode"}
 # Where the runtime starts a build, in functions.
-BUILDING = {"bei.cli.main", "bei.service.resolve"}
+BUILDING = {"bei.cli.main", "bei.service.resolve", "bei.service.build_process"}
 # Whoever reads what these write may be made to execute it.
 EXECUTING = {"pickle", "marshal", "shelve", "multiprocessing", "concurrent.futures.ProcessPoolExecutor"}
 # Where a function makes a decoder, or converts: before threads do the same, or of types that are no classes.

@@ -370,7 +370,8 @@ def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     for model in config.models:  # before builds, which take minutes
         check_if_built(model, config)
     with ExitStack() as held:
-        found = [artifact_for(model, config, held) for model in config.models] or [default_artifact(config, held)]
+        found = [artifact_for(model, config, held, apart=True) for model in config.models]
+        found = found or [default_artifact(config, held, apart=True)]
         if not all(isinstance(one, Path) for one in found):
             cache_of(config).enforce_limit(config.cache_max_bytes)  # now that all of them are in use
         yield found

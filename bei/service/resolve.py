@@ -58,9 +58,10 @@ def check_if_built(model: str, config: ServeConfig) -> None:
         check_built(load_manifest(path), given)
 
 
-def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Artifact:
+def artifact_for(model: str, config: ServeConfig, held: ExitStack, *, apart: bool = False) -> Path | Artifact:
     """The artifact that ``model`` is: a path, or the name of an entry in ``config.cache_dir``; else of the checkpoint
     (a folder, or by name), built into the cache unless it is there. ``held`` keeps what is in the cache in use.
+    ``apart``: build in a process of its own, whose progress is on this one's stderr.
 
     An artifact of a name whose checkpoint is not on this machine any more is taken from the cache, if the hub cannot be
     asked. Raises what building raises; MissingDependencyError where the builder is not installed;
@@ -75,23 +76,23 @@ def artifact_for(model: str, config: ServeConfig, held: ExitStack) -> Path | Art
     if is_artifact(path) or (path / ENGINE_DIR).is_dir():  # loading says what the second one lacks
         return path
     if path.exists():
-        return _built(model, config, held)
-    return _named(model, config, held)
+        return _built(model, config, held, apart)
+    return _named(model, config, held, apart)
 
 
-def default_artifact(config: ServeConfig, held: ExitStack) -> Path | Artifact:
-    """That of the embedded default. Raises what ``artifact_for`` raises."""
-    return _named(DEFAULT_MODEL.name, config, held)
+def default_artifact(config: ServeConfig, held: ExitStack, *, apart: bool = False) -> Path | Artifact:
+    """That of the embedded default. Arguments and errors are those of ``artifact_for``."""
+    return _named(DEFAULT_MODEL.name, config, held, apart)
 
 
-def _named(model: str, config: ServeConfig, held: ExitStack) -> Path | Artifact:
+def _named(model: str, config: ServeConfig, held: ExitStack, apart: bool) -> Path | Artifact:
     cache = cache_of(config)
     kept = _kept(cache)
     if model in kept:
         check_if_built(str(cache.folder / model), config)
         return _in_use(cache, model, held)
     try:
-        return _built(model, config, held)
+        return _built(model, config, held, apart)
     except HubUnreachableError as error:
         found = [entry for entry in matching(model, kept) if _is_built_so(kept[entry], config)]
         if not found:
@@ -179,13 +180,15 @@ def _is_built_so(manifest: Manifest, config: ServeConfig) -> bool:
     return True
 
 
-def _built(model: str, config: ServeConfig, held: ExitStack) -> Artifact:
+def _built(model: str, config: ServeConfig, held: ExitStack, apart: bool) -> Artifact:
     config_class = build_config_class()
     from bei.config.build_flags import variables_in_errors, with_variable_names
     from bei.config.settings import ENV_PREFIX
     from bei.config.sources import build_variables, load
     from bei.engine.load import load_engine
+    from bei.service.build_process import build_apart
     from bei_build.cache import build_cached
+    from bei_build.pipeline import build
     from bei_build.progress import Progress
 
     # BEI_* variables of the builder hold here too, but for those of which a server has its own.
@@ -202,8 +205,9 @@ def _built(model: str, config: ServeConfig, held: ExitStack) -> Artifact:
             "served: build it with 'bei build --sign', and serve that."
         )
     progress = Progress(worded=partial(with_variable_names, build_config=config_class))
+    make = build_apart if apart else build
     with variables_in_errors(config_class):
-        artifact, use = build_cached(build_config, cache_of(config), load_engine, progress)
+        artifact, use = build_cached(build_config, cache_of(config), load_engine, progress, make)
     held.enter_context(use)
     return artifact
 

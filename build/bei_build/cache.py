@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -28,12 +28,15 @@ from bei_build.progress import Progress
 from bei_build.targets.choose import compiler_for, with_target
 from bei_build.weights.peft_adapter import CONFIG
 
+# Builds the artifact of a configuration, as ``bei_build.pipeline.build`` does.
+Build = Callable[[BuildConfig, OpenEngine, Progress], Artifact]
+
 
 def build_cached(
-    config: BuildConfig, cache: ModelCache, open_engine: OpenEngine, progress: Progress
+    config: BuildConfig, cache: ModelCache, open_engine: OpenEngine, progress: Progress, build: Build = build
 ) -> tuple[Artifact, EntryUse]:
-    """The verified artifact of ``config`` in ``cache``; it is built, with a note, unless it is there. ``out`` is set
-    here. It stays in the cache until the returned use is closed.
+    """The verified artifact of ``config`` in ``cache``; ``build`` makes it, with a note, unless it is there. ``out`` is
+    set here. It stays in the cache until the returned use is closed.
 
     The key covers the files that are read by name, size and time of change, of the checkpoint and of what its files and
     the settings name; the settings, the compiler's record of the machine, and the versions of bei and of the libraries
@@ -55,7 +58,11 @@ def build_cached(
         if artifact is None:
             waiting = f"another process builds {config.model} into {use.path}: waiting for it"
             with cache.building(use.path.name, lambda: progress.note(waiting)):
-                artifact = _found(use.path) or _built(config, use.path, open_engine, progress)
+                artifact = _found(use.path)
+                if artifact is None:
+                    shutil.rmtree(use.path, ignore_errors=True)  # remains of an earlier one: only bei writes here
+                    progress.note(f"{config.model} is a checkpoint: building it into {use.path} (once)")
+                    artifact = build(replace(config, out=str(use.path)), open_engine, progress)
     except BaseException:
         use.close()
         raise
@@ -67,12 +74,6 @@ def _found(path: Path) -> Artifact | None:
         return load(path)
     except ArtifactError:
         return None
-
-
-def _built(config: BuildConfig, path: Path, open_engine: OpenEngine, progress: Progress) -> Artifact:
-    shutil.rmtree(path, ignore_errors=True)  # remains of an earlier build: only bei writes into the cache
-    progress.note(f"{config.model} is a checkpoint: building it into {path} (once)")
-    return build(replace(config, out=str(path)), open_engine, progress)
 
 
 def _sources(config: BuildConfig, location: Location) -> Iterator[Path]:

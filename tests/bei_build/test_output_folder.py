@@ -22,9 +22,11 @@ from rich.console import Console
 from bei.artifact.manifest import MANIFEST, Artifact
 from bei.artifact.store import load
 from bei.errors import ConfigError
+from bei_build.config import BuildConfig
 from bei_build.output_folder import _put_in_place, scratch_folder, seal
+from bei_build.pipeline import build
 from bei_build.progress import Progress
-from tests.support.builds import silent
+from tests.support.builds import open_engine, silent
 
 _BUILDS = """
 import sys
@@ -57,6 +59,18 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         scratch_folder(tmp_path / "file" / "artifact", silent()),
     ):
         pass
+
+
+def test_nothing_is_built_into_an_artifact(
+    bert_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest does not list the files: it would be refused from then on. Known before anything is read."""
+    outer = Path(shutil.copytree(bert_artifact.path, tmp_path / "outer"))
+    monkeypatch.chdir(outer)
+    for out in (None, "sub", str(outer / "deep" / "sub"), "../outer/sub"):
+        with pytest.raises(ConfigError, match=rf"{outer} is an artifact, .*: choose an --out beside it"):
+            build(BuildConfig(model=str(tmp_path / "nowhere"), out=out), open_engine, silent())
+    assert load(outer).manifest == bert_artifact.manifest
 
 
 def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_else(tmp_path: Path) -> None:

@@ -408,18 +408,6 @@ def test_a_folder_that_is_not_an_artifact_is_never_overwritten(
     assert files_under(out.parent) == ["artifact", f"artifact/{file}"]
 
 
-def test_nothing_is_built_into_an_artifact(
-    bert_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its manifest does not list the files: it would be refused from then on. Known before anything is read."""
-    outer = Path(shutil.copytree(bert_artifact.path, tmp_path / "outer"))
-    monkeypatch.chdir(outer)
-    for out in (None, "sub", str(outer / "deep" / "sub"), "../outer/sub"):
-        with pytest.raises(ConfigError, match=rf"{outer} is an artifact, .*: choose an --out beside it"):
-            build(BuildConfig(model=str(tmp_path / "nowhere"), out=out), open_engine, silent())
-    assert load(outer).manifest == bert_artifact.manifest
-
-
 def test_a_file_is_never_overwritten(checkpoint: Path, out: Path) -> None:
     out.parent.mkdir()
     out.write_text("years of work")
