@@ -11,7 +11,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import Artifact, Manifest
 from bei.config.devices import devices_of, usable_cores
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
@@ -19,12 +19,13 @@ from bei.metrics.registry import Metrics
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.app import create_app
 from bei.server.batches.worker import BatchWorker, worker_of
+from bei.server.endpoint.aliases import alias_names
 from bei.server.endpoint.models import Models
 from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.lifecycle.drain import Drains, wait_all_drained
 from bei.server.lifecycle.swap import LocalSwaps
 from bei.server.server_parts import ServerParts
-from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of
+from bei.service.loader import Loaded, Standing, check_names, load_model, load_next, manifest_of
 from bei.service.service import InferenceService
 
 
@@ -79,8 +80,11 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
     """
     if config.has_processes:
         raise ConfigError("http_workers and several devices are for 'bei serve': leave them out, and name one device.")
-    # First the cheap steps: a missing key is reported before gigabytes are loaded.
-    _take_device(artifacts, config)
+    # First the cheap steps: a missing key or a wrong alias is reported before gigabytes are loaded.
+    manifests = [manifest_of(source) for source in artifacts]
+    check_names(manifest.name for manifest in manifests)
+    alias_names(config.alias, manifests)
+    _take_device(manifests, config)
     parts = ServerParts.of(config, Metrics())
     models, swaps = _load(artifacts, config, parts.metrics)
     try:
@@ -94,10 +98,10 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
     return WholeApp(app, models, swaps, parts, worker_of(parts.batches, app, parts.keys, config), answers)
 
 
-def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
+def _take_device(manifests: Seq[Manifest], config: ServeConfig) -> None:
     """Bind this process to the device that ``config`` names, if it names one. Raises ConfigError."""
     if config.devices:
-        targets = {manifest.name: manifest.target for manifest in map(manifest_of, artifacts)}
+        targets = {manifest.name: manifest.target for manifest in manifests}
         (device,) = devices_of(config.devices, targets, os.environ, usable_cores())
         device.take()
 

@@ -57,6 +57,21 @@ def test_several_processes_are_for_bei_serve(artifact: Artifact) -> None:
     run_async(test)
 
 
+@pytest.mark.parametrize(
+    ("times", "alias", "message"),
+    [(2, (), "Two models are called 'tiny'"), (1, ("a=b",), "alias 'a=b' means no served model: name one of tiny")],
+)
+def test_names_that_cannot_be_are_refused_before_anything_is_loaded(
+    times: int, alias: tuple[str, ...], message: str, artifact: Artifact, engines: list[FakeEngine]
+) -> None:
+    async def test() -> None:
+        with pytest.raises(ConfigError, match=message):
+            await make_app([artifact.path] * times, ServeConfig(tune="off", alias=alias))
+
+    run_async(test)
+    assert engines == []
+
+
 def test_an_engine_that_answers_otherwise_than_at_build_time_gets_no_request(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
