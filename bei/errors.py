@@ -43,6 +43,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── InvalidRequestError
     │   │   ├── MalformedRequestError   not JSON, or a field is not of its type
     │   │   │   └── InvalidTextError    a string is not all characters
+    │   │   ├── InvalidImageError       it cannot be read, or is too large
     │   │   ├── EmptyInputError         no inputs, or an empty one
     │   │   └── InputTooLongError       longer than it may be, and not to be cut
     │   ├── UnauthorizedError       no API key
@@ -53,6 +54,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── PayloadTooLargeError
     │   ├── AnswerTooLargeError
     │   ├── EncodingNotSupportedError
+    │   ├── NotAcceptableError      the client accepts no form that the answer could have
     │   ├── HeadersTooLargeError
     │   ├── RequestTimeoutError     the client took too long to send its request
     │   ├── RouteNotFoundError

@@ -52,7 +52,9 @@ def documented_settings(title: str) -> set[str]:
 
 def test_no_setting_is_documented_that_there_is_not() -> None:
     for title, config in (("Settings of `bei serve`", ServeConfig), ("Settings of `bei build`", BuildConfig)):
-        assert documented_settings(title) <= {field.name for field in dataclasses.fields(config)}, title
+        documented = documented_settings(title)
+        assert documented, title
+        assert documented <= {field.name for field in dataclasses.fields(config)}, title
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -182,6 +184,32 @@ def test_every_flag_of_bench_is_documented() -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+# Of artifacts, a placeholder, and a protocol.
+_NOT_HERE = re.compile(r"engine/[\w.-]+\.(json|pt2|safetensors)|.*NAME.*|http/protobuf")
+
+
+def test_paths_and_headings_that_are_named_exist() -> None:
+    """Paths as ``tests/e2e``, ``bei/core.py``, ``cli/bench`` or ``artifact/store.load``, and quotations of decisions."""
+    places = [ROOT / place for place in ("", "bei", "bei/server", "build", "build/bei_build")]
+    folders = {path.name for place in places for path in place.iterdir() if path.is_dir()}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]
+    paths, quotations = set(), set()
+    for page in pages:
+        for path in re.findall(r"`([a-z_][\w.-]*(?:/[\w.-]+)+/?)`", page.read_text()):
+            if path.split("/")[0] in folders and not _NOT_HERE.fullmatch(path):
+                names = (path, f"{path}.py", f"{path.rpartition('.')[0]}.py")
+                paths.add((path, any((place / name).exists() for place in (page.parent, *places) for name in names)))
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "decisions.md").read_text(), re.M)
+    sources = [path for folder in ("bei", "build", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    for source in [*pages, *sources]:
+        text = re.sub(r"\s*\n\s*(# )?", " ", source.read_text())
+        quotations |= set(re.findall(r'decisions\.md\)?, "([^"]+)"', text))
+    assert len(paths) > 100  # else nothing is looked at
+    assert len(quotations) > 15
+    assert [path for path, exists in paths if not exists] == []
+    assert [quoted for quoted in quotations if not any(heading.startswith(quoted) for heading in headings)] == []
 
 
 @pytest.mark.parametrize("config_class", [ServeConfig, BuildConfig])

@@ -37,7 +37,7 @@ _Array = npt.NDArray[np.float64]
 _EFFICIENT = 0.99
 
 # Bulk work alone runs in larger steps than the smallest efficient ones, where larger ones are as efficient: beside
-# other work a step costs more than when it was measured alone (docs/decisions.md, "How large a step of bulk work is").
+# other work a step costs more than when it was measured alone (docs/decisions.md, "Steps are filled up to whole tiles").
 # But so much larger at most, since interactive work that comes unexpectedly waits for the end of a step.
 _LARGEST_EFFICIENT = 2
 
