@@ -191,7 +191,7 @@ _NOT_HERE = re.compile(r"engine/[\w.-]+\.(json|pt2|safetensors)|.*NAME.*|http/pr
 
 
 def test_paths_and_headings_that_are_named_exist() -> None:
-    """Paths as ``tests/e2e``, ``bei/core.py``, ``cli/bench`` or ``artifact/store.load``, and quotations of decisions."""
+    """Paths as ``tests/e2e``, ``bei/core.py``, ``cli/bench`` or ``artifact/store.load``; quotations of decisions."""
     places = [ROOT / place for place in ("", "bei", "bei/server", "build", "build/bei_build")]
     folders = {path.name for place in places for path in place.iterdir() if path.is_dir()}
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]

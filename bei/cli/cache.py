@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pruning.add_argument("--dry-run", action="store_true", help="say what would be removed")
     pruning.set_defaults(run=_prune)
     for command in (listing, pruning):
-        command.add_argument("--cache-dir", metavar="TEXT", help="cache folder (default: as for bei serve)")
+        command.add_argument("--cache-dir", metavar="FOLDER", help="cache folder (default: as for bei serve)")
         command.add_argument("--config", metavar="FILE", help="YAML file with the settings of bei serve")
 
 

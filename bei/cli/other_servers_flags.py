@@ -17,15 +17,23 @@ _LIMITS = "`bei build --max-num-tokens`, `bei build --max-batch-size`: upper bou
 
 # In Markdown. What begins with code names a flag, a variable or a field.
 INSTEAD: Mapping[tuple[str, ...], str] = {
-    ("--model-id", "--model"): "the first argument: a hub id, a folder, an installed package or an artifact",
-    ("--served-model-name",): "`bei build --name`",
+    (
+        "--model-id",
+        "--model",
+    ): "the first argument: a hub id, a folder or an installed package; to serve, also an artifact",
+    ("--served-model-name",): "`--alias`; `bei build --name` names what it builds",
     ("--dtype", "--quantization"): "`--precision`",
+    ("--runner", "--convert"): "`bei build --task` (otherwise as the checkpoint's files say)",
+    (
+        "--hf-overrides",
+    ): "flags of `bei build` (such as `bei build --pooling`), or a copy of the checkpoint with another config.json",
     ("--embedding-dtype",): "the field `output_dtype` of a request",
     ("--pooling-method", "--override-pooler-config"): "`bei build --pooling` (otherwise as the checkpoint's files say)",
     ("--dense-path",): "nothing: `bei build` reads the Dense modules of the checkpoint",
     ("--max-model-len",): "`bei build --max-seq-len`",
     (
         "--max-batch-tokens",
+        "--max-batch-prefill-tokens",
         "--max-batch-requests",
         "--batch-size",
         "--max-num-batched-tokens",
@@ -46,7 +54,7 @@ INSTEAD: Mapping[tuple[str, ...], str] = {
     ("--lengths-via-tokenize",): "nothing: usage counts tokens",
     ("--default-prompt",): "`bei build --config` with `prompts` and `default_prompt_name`",
     ("--hf-token", "--hf-api-token"): "the variable `HF_TOKEN`",
-    ("--huggingface-hub-cache",): "the variable `HF_HUB_CACHE`",
+    ("--huggingface-hub-cache", "--download-dir"): "the variable `HF_HUB_CACHE`",
     ("--hostname",): "`--host`",
     ("--uds-path",): "`--uds`, on which the server listens too",
     ("--api-key",): "the variable `BEI_API_KEYS`, or `--api-keys-file`",
@@ -57,6 +65,7 @@ INSTEAD: Mapping[tuple[str, ...], str] = {
     ("--allow-credentials",): "`--cors-credentials`",
     ("--url-prefix", "--proxy-root-path"): "`--root-path`",
     ("--json-output",): "`--log-format json`",
+    ("--log-level",): "nothing: the log has one level; `--access-log` adds a line for each request",
     ("--disable-uvicorn-access-log",): "nothing: requests are logged with `--access-log` only",
     ("--otlp-traces-endpoint",): "`--otlp-endpoint`",
     ("--otlp-service-name",): "the variable `OTEL_SERVICE_NAME`",
@@ -71,9 +80,17 @@ def table() -> list[str]:
 
 
 _BY_FLAG = {flag: text for flags, text in INSTEAD.items() for flag in flags}
+# Values of --dtype.
+_PRECISIONS = {
+    **{"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"},
+    **{word: word for word in ("auto", "fp16", "bf16", "fp32")},
+}
 
 
-def instead_of(flag: str) -> str | None:
-    """What to use instead of ``flag`` of another server, as a message; None: no server has it that is known here."""
+def instead_of(flag: str, value: str = "") -> str | None:
+    """What to use instead of ``flag`` of another server, which is given with ``value``, as a message; None: no server
+    has it that is known here."""
+    if flag == "--dtype" and value in _PRECISIONS:
+        return f"{flag} {value}: use --precision {_PRECISIONS[value]}"
     text = _BY_FLAG.get(flag) or _BY_FLAG.get("--" + flag.removeprefix("--").removeprefix("no-"))
     return None if text is None else f"{flag}: use {text}".replace("`", "").replace("use nothing: ", "not needed: ")

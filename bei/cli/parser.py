@@ -11,12 +11,13 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from bei.cli.help_texts import METAVARS
 from bei.cli.other_servers_flags import instead_of
 from bei.config.settings import ENV_PREFIX, ServeConfig
-from bei.config.sources import BUILD_SETTINGS, listed
+from bei.config.sources import BOOLEANS, BUILD_SETTINGS, listed
 from bei.errors import ConfigError
 from bei.utils.ranges import Range, shown
 
@@ -46,6 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # argparse has overloads
         """Refuse what is unknown here, where it is known which command it was given to."""
+        self._refuse_values_of_switches(args or ())
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._refusal(unknown))
@@ -57,16 +59,29 @@ class Parser(argparse.ArgumentParser):
         choices = [str(choice) for choice in action.choices]
         near = _near(str(value), choices)
         if isinstance(action, argparse._SubParsersAction):
+            if value in ("help", "version"):
+                near = f": use --{value}"
             raise argparse.ArgumentError(None, f"no command {value!r}{near or f': {one_of(choices)}'}")
         raise argparse.ArgumentError(action, f"must be {one_of(choices)}, not {value!r}{near}")
 
     def _refusal(self, unknown: Sequence[str]) -> str:
-        flag = next((word for word in unknown if word.startswith("-")), None)
-        if flag is None:
+        index = next((index for index, word in enumerate(unknown) if word.startswith("-")), None)
+        if index is None:
             return f"unexpected argument {unknown[0]!r}"
-        flag = flag.partition("=")[0]
+        flag, equals, value = unknown[index].partition("=")
+        value = value if equals else "".join(unknown[index + 1 : index + 2])
         own = list(self._option_string_actions)
-        return _of_another_command(flag, self.prog) or instead_of(flag) or f"no flag {flag}{_near(flag, own)}"
+        return _of_another_command(flag, self.prog) or instead_of(flag, value) or f"no flag {flag}{_near(flag, own)}"
+
+    def _refuse_values_of_switches(self, words: Sequence[str]) -> None:
+        """``--ui false`` would take a model for ``false``."""
+        for word, following in pairwise([*words, ""]):
+            flag, equals, value = word.partition("=")
+            action = self._option_string_actions.get(flag)
+            is_meant = BOOLEANS.get((value if equals else following).lower())
+            if isinstance(action, argparse.BooleanOptionalAction) and is_meant is not None:
+                yes, no = action.option_strings
+                self.error(f"{flag} takes no value: use {yes if is_meant is (flag == yes) else no}")
 
 
 def _of_another_command(flag: str, prog: str) -> str | None:

@@ -99,6 +99,9 @@ BUILD_SETTINGS = frozenset(
 _ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig)}
 
 
+_MOST_LISTED = 40
+
+
 def load(
     cls: type[ConfigT], flags: Mapping[str, object], file: str | None = None, env: Mapping[str, str] | None = None
 ) -> ConfigT:
@@ -118,9 +121,27 @@ def load(
     for source, settings in (*sources, ("flags", flags)):
         for key, value in settings.items():
             if key not in names:
-                raise ConfigError(f"Unknown setting {key!r} in the {source}.{nearest(key, names)}")
+                raise ConfigError(_unknown(key, source, names, settings))
             values[key] = converted(value, hints[key], key, source, is_secret=key in secrets)
     return cls(**values)
+
+
+def _unknown(key: str, source: str, names: list[str], given: Mapping[str, object]) -> str:
+    """What to say of a ``key`` that the command does not have, of all that are ``given``."""
+    if source == "environment":  # which the other command reads too
+        near = difflib.get_close_matches(key, sorted(_ALL_SETTINGS.union(names)), n=1)
+        meant = f"Did you mean {ENV_PREFIX}{near[0].upper()}?" if near else "Unset it, or see docs/reference.md."
+        return f"Unknown setting {ENV_PREFIX}{key.upper()} in the environment. {meant}"
+    if key not in _ALL_SETTINGS:
+        return f"Unknown setting {key!r} in the {source}.{nearest(key, names)}"
+    if key not in BUILD_SETTINGS:
+        return f"{key!r} in the {source} is a setting of 'bei serve': leave it out."
+    if "model" in given:
+        return f"The {source} is a recipe of 'bei build': give it to that as --config, and serve what it builds."
+    variable = ENV_PREFIX + key.upper()
+    return (
+        f"{key!r} in the {source} is a setting of 'bei build': for what is built here set {variable}, or leave it out."
+    )
 
 
 def _from_file(file: str | None) -> dict[str, object]:
@@ -166,9 +187,10 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
-    """The end of a message about an unknown ``key``: the nearest name, or all ``names``."""
-    near = difflib.get_close_matches(key, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
+    """The end of a message about an unknown ``key``: the nearest name, or all ``names`` unless they are too many."""
+    if near := difflib.get_close_matches(key, names, n=1):
+        return f" Did you mean {near[0]!r}?"
+    return f" Known {kind}: {', '.join(names)}." if len(names) <= _MOST_LISTED else " See docs/reference.md."
 
 
 def listed(text: str) -> list[str]:
@@ -193,8 +215,8 @@ def converted(value: object, hint: Any, key: str, source: str, *, is_secret: boo
     elif hint is bool:
         if isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.lower() in _BOOLEANS:
-            return _BOOLEANS[value.lower()]
+        if isinstance(value, str) and value.lower() in BOOLEANS:
+            return BOOLEANS[value.lower()]
     elif hint in (int, float):
         try:
             if isinstance(value, str) or (type(value) in (int, float) and type(value) in (int, hint)):
@@ -203,11 +225,13 @@ def converted(value: object, hint: Any, key: str, source: str, *, is_secret: boo
             pass
     elif isinstance(value, str):
         return value
+    if value == "" and source == "environment":
+        raise ConfigError(f"{ENV_PREFIX}{key.upper()} is empty: unset it, or set it to {_kind(hint)}.")
     given = "" if is_secret else f", not {shown(value)}"
     raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}{given}.")
 
 
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def _kind(hint: Any) -> str:

@@ -37,8 +37,8 @@ _Array = npt.NDArray[np.float64]
 _EFFICIENT = 0.99
 
 # Bulk work alone runs in larger steps than the smallest efficient ones, where larger ones are as efficient: beside
-# other work a step costs more than when it was measured alone (docs/decisions.md, "Steps are filled up to whole tiles").
-# But so much larger at most, since interactive work that comes unexpectedly waits for the end of a step.
+# other work a step costs more than when it was measured alone (docs/decisions.md, "Steps are filled up to whole
+# tiles"). But so much larger at most, since interactive work that comes unexpectedly waits for the end of a step.
 _LARGEST_EFFICIENT = 2
 
 # How many of the last steps decide about the speed: their median does, so fewer than half may be outliers.

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--words",
         default=_WORDS,
         metavar="LENGTH",
-        help="words of a text: N, uniform:N:N or lognormal:MEAN:SIGMA[:MOST] (default: 20)",
+        help="words of a text: N, uniform:LEAST:MOST or lognormal:MEAN:SIGMA[:MOST] (default: 20)",
     )
     add("--query-words", default=_QUERY_WORDS, metavar="LENGTH", help="words of a reranker's query (default: 8)")
     add("--lane", choices=("interactive", "bulk"), help="send X-Bei-Lane")

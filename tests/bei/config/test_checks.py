@@ -128,7 +128,7 @@ def test_keys_of_a_wrong_form_are_not_quoted(tmp_path: Any, content: str) -> Non
 
 
 def test_a_misspelt_variable_of_keys_is_an_error_without_its_value() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'api_keys'") as caught:
+    with pytest.raises(ConfigError, match="Did you mean BEI_API_KEYS") as caught:
         load(ServeConfig, {}, env={"BEI_API_KEY": SECRET})
     assert SECRET not in str(caught.value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,17 +114,24 @@ def test_a_value_of_the_wrong_type_names_setting_source_and_type(
         load(EveryType, {}, yaml_file(f"{name}: {value}\n"), {})
 
 
-@pytest.mark.parametrize(("name", "value"), [("number", "1.5"), ("number", ""), ("share", "x"), ("switch", "2")])
+@pytest.mark.parametrize(("name", "value"), [("number", "1.5"), ("share", "x"), ("switch", "2")])
 def test_a_variable_that_cannot_be_parsed_names_the_environment(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"Setting '{name}' \(environment\)"):
         load(EveryType, {}, None, {f"BEI_{name.upper()}": value})
 
 
+def test_an_empty_variable_is_to_be_unset() -> None:
+    with pytest.raises(ConfigError, match=r"^BEI_PORT is empty: unset it, or set it to an integer\.$"):
+        load(ServeConfig, {}, None, {"BEI_PORT": ""})
+
+
 def test_an_unknown_key_names_its_source_and_the_nearest_known_one(yaml_file: Any) -> None:
     with pytest.raises(ConfigError, match=r"Unknown setting 'prot' in the file\. Did you mean 'port'\?"):
         load(ServeConfig, {}, yaml_file("prot: 8000"), {})
-    with pytest.raises(ConfigError, match=r"'max_queue' in the environment\. Did you mean 'max_queue_tokens'\?"):
+    with pytest.raises(ConfigError, match=r"BEI_MAX_QUEUE in the environment\. Did you mean BEI_MAX_QUEUE_TOKENS\?"):
         load(ServeConfig, {}, None, {"BEI_MAX_QUEUE": "1"})
+    with pytest.raises(ConfigError, match=r"BEI_MAX_SEQ_LENGTH in the environment\. Did you mean BEI_MAX_SEQ_LEN\?"):
+        load(ServeConfig, {}, None, {"BEI_MAX_SEQ_LENGTH": "1"})
     with pytest.raises(ConfigError, match=r"'hots' in the flags\. Did you mean 'host'\?"):
         load(ServeConfig, {"hots": "x"}, None, {})
 
@@ -131,6 +139,36 @@ def test_an_unknown_key_names_its_source_and_the_nearest_known_one(yaml_file: An
 def test_an_unknown_key_like_no_other_gets_the_whole_list(yaml_file: Any) -> None:
     with pytest.raises(ConfigError, match="Known settings: text, number, share"):
         load(EveryType, {}, yaml_file("zzzzzz: 1"), {})
+
+
+def test_of_many_settings_none_is_listed(yaml_file: Any) -> None:
+    for env, file in (({"BEI_LOG_LEVEL": "debug"}, None), ({}, yaml_file("zzzzzz: 1"))):
+        with pytest.raises(ConfigError, match=r"Unknown setting .* [Ss]ee docs/reference\.md\.$") as caught:
+            load(ServeConfig, {}, file, env)
+        assert len(str(caught.value)) < 100
+
+
+@pytest.mark.parametrize(
+    ("config_class", "text", "words"),
+    [
+        (
+            ServeConfig,
+            "pooling: mean",
+            "'pooling' in the file is a setting of 'bei build': for what is built here set BEI_POOL",
+        ),
+        (
+            ServeConfig,
+            "model: x\nname: y",
+            "The file is a recipe of 'bei build': give it to that as --config, and serve",
+        ),
+        (BuildConfig, "port: 1", "'port' in the file is a setting of 'bei serve': leave it out."),
+    ],
+)
+def test_a_setting_of_the_other_command_says_of_which(
+    config_class: type[Any], text: str, words: str, yaml_file: Any
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(words)}"):
+        load(config_class, {}, yaml_file(text), {})
 
 
 def test_variables_of_the_other_command_are_not_unknown() -> None:
