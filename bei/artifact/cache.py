@@ -251,8 +251,9 @@ class ModelCache:
         except OSError as error:
             if (full := full_disk(error, self.folder)) is not None:
                 raise full from error
+            fault = f"cannot be written ({error})" if not self.folder.is_file() else "is a file, not a folder"
             raise ConfigError(
-                f"The cache {self.folder} cannot be written ({error}): name another folder with --cache-dir or "
+                f"The cache {self.folder} {fault}: name another folder with --cache-dir or "
                 "BEI_CACHE_DIR, or build first and serve the artifact."
             ) from error
 

@@ -13,12 +13,12 @@ from bei.errors import ArtifactWrongTargetError, ConfigError
 
 OptionsT = TypeVar("OptionsT")
 
-# Names of engine options among the server's settings (bei.config).
+# Names of engine options among the server's settings (bei.config), and the targets that have them.
 _SETTINGS = {
-    "num_threads": "engine_threads",
-    "num_streams": "engine_streams",
-    "cuda_graphs": "graph_megabytes",
-    "memory": "gpu_megabytes",
+    "num_threads": ("engine_threads", "cpu"),
+    "num_streams": ("engine_streams", "cpu, tensorrt, tensorrt-rtx and cuda"),
+    "cuda_graphs": ("graph_megabytes", "tensorrt, tensorrt-rtx and cuda"),
+    "memory": ("gpu_megabytes", "cuda"),
 }
 
 
@@ -57,11 +57,13 @@ def load_engine(folder: Folder, manifest: Manifest, options: Mapping[str, int] |
 def _options(cls: type[OptionsT], target: str, given: Mapping[str, int]) -> OptionsT:
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for name in given:
-        if name not in known:
-            setting = f" (setting {_SETTINGS[name]})" if name in _SETTINGS else ""
+        if name not in known and name in _SETTINGS:
+            setting, targets = _SETTINGS[name]
             raise ConfigError(
-                f"Engines of target {target} have no option {name!r}{setting}; they have: {', '.join(known)}."
+                f"The setting {setting} is for target {targets}; this artifact is for {target}: leave it out."
             )
+        if name not in known:
+            raise ConfigError(f"Engines of target {target} have no option {name!r}; they have: {', '.join(known)}.")
     return cls(**given)
 
 

@@ -71,6 +71,7 @@ def encode(
     ``embed``: the Model's. ``side``: query or document. Raises InvalidRequestError, and MissingDependencyError where
     tensors are asked for and there is no PyTorch. Warns (UserWarning) as ``embed`` does.
     """
+    _check_if_elsewhere(given)
     options = checked(EncodeOptions, given)
     is_single, texts = is_one(inputs), list(several(inputs))
     width, normalize = options.get("truncate_dim"), options.get("normalize_embeddings", False)
@@ -88,6 +89,19 @@ def encode(
     dtype = options.get("precision", "float32")
     found = _in_form(numbers_of("float" if dtype == "float32" else dtype, vectors, None), options)
     return found[0] if is_single else found
+
+
+def _check_if_elsewhere(given: EncodeOptions) -> None:
+    """Raise InvalidRequestError for what sentence-transformers has here and a Model elsewhere (docs/python.md)."""
+    if given.get("device") is not None:
+        raise InvalidRequestError(
+            "The artifact's target is the Model's device: leave device out ('bei serve --devices' serves on several).",
+            "device",
+        )
+    if (dtype := str(given.get("precision"))) in ("int8", "uint8"):
+        raise InvalidRequestError(f'encode gives no {dtype}: use embed(output_dtype="{dtype}").', "precision")
+    if given.get("output_value") not in (None, "sentence_embedding"):
+        raise InvalidRequestError("encode gives vectors of texts: use embed_all for those of tokens.", "output_value")
 
 
 def _check_width(service: ModelService, width: int) -> None:

@@ -25,6 +25,13 @@ OptionsT = TypeVar("OptionsT")
 _Count = Annotated[int, Meta(ge=1)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _LOCAL = ("report", "progress")
+# Options of ``encode``, and what the other methods call them.
+_OF_ENCODE = {
+    "truncate_dim": "dimensions",
+    "normalize_embeddings": "normalize",
+    "precision": "output_dtype",
+    "show_progress_bar": "progress",
+}
 
 
 class CallOptions(TypedDict, total=False):
@@ -141,9 +148,9 @@ def checked(kind: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
         raise MalformedRequestError("progress must be True, False, or a function of (done, total).", "progress")
     for name in [name for name in given if name not in _LOCAL]:
         if name not in fields:
-            raise InvalidRequestError(
-                f"There is no option {name!r} here.{nearest(name, sorted(fields), 'options')}", name
-            )
+            known = _OF_ENCODE.get(name)
+            meant = f" Use {known!r}." if known in {*fields, *_LOCAL} else nearest(name, sorted(fields), "options")
+            raise InvalidRequestError(f"There is no option {name!r} here.{meant}", name)
         value = given[name]
         if isinstance(value, str):
             check_characters(value, name, name)

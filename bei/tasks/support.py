@@ -37,6 +37,13 @@ PHRASES = {
 }
 
 
+# By task, and what a model without it can do: how it is asked for something like it.
+_INSTEAD = {
+    ("rerank", "embed"): ' /v1/rerank with score_mode "dense" compares its vectors.',
+    ("embed_tokens", "embed"): " 'bei build --token-embeddings' makes an artifact that can.",
+}
+
+
 class PartialResult(msgspec.Struct, frozen=True):
     """A task's result, some of whose inputs may have an error in its place.
 
@@ -64,7 +71,9 @@ def require(service: ModelService, task: str) -> None:
     """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
     tasks = service.manifest.tasks
     if not has_task(service, task):
-        raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
+        instead = "".join(_INSTEAD.get((task, one), "") for one in tasks)
+        message = f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.{instead}"
+        raise TaskNotSupportedError(message, "model")
     if not task.startswith("embed") and not service.adapter:  # vectors may name theirs: ``embed.check_task``
         check_named(service.manifest)
 

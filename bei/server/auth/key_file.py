@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from bei.errors import ConfigError
@@ -122,7 +123,9 @@ def _spec(where: str, place: int, name: object, value: object) -> KeySpec:
     options = value if isinstance(value, dict) else {"key": value}
     unknown = next((option for option in options if option not in _FIELDS), None)
     if unknown is not None:
-        raise ConfigError(f"{where}: an option is unknown: there are {', '.join(sorted(_FIELDS))}.")
+        near = get_close_matches(str(unknown), sorted(_FIELDS), n=1)  # anything else may be a key
+        named = f"the option {unknown} is unknown, is it {near[0]}" if near else "an option is unknown"
+        raise ConfigError(f"{where}: {named}: there are {', '.join(sorted(_FIELDS))}.")
     lane: Any = options.get("lane")
     if lane is not None and lane not in _LANES:
         raise ConfigError(f"{where}: lane must be {' or '.join(_LANES)}.")

@@ -104,6 +104,8 @@ def test_a_folder_that_cannot_be_made_says_which_setting_names_another(tmp_path:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be written .*: name another folder with --cache-dir"):
         ModelCache(tmp_path / "file" / "cache").use(named("a"))
+    with pytest.raises(ConfigError, match=r"/file is a file, not a folder: name another folder with --cache-dir"):
+        ModelCache(tmp_path / "file").use(named("a"))
 
 
 # Removal.

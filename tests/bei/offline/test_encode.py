@@ -98,9 +98,10 @@ def test_a_side_has_its_own_prompt_or_none_and_never_the_default_one(prompting: 
     ("options", "said"),
     [
         ({"normalise_embeddings": True}, "Did you mean 'normalize_embeddings'"),
-        ({"precision": "int8"}, "precision is not valid"),
-        ({"output_value": "token_embeddings"}, "output_value is not valid"),
-        ({"device": "cuda"}, "device is not valid"),
+        ({"precision": "int8"}, 'use embed(output_dtype="int8")'),
+        ({"precision": "int9"}, "precision is not valid"),
+        ({"device": "cpu"}, "leave device out"),
+        ({"output_value": "token_embeddings"}, "use embed_all"),
         ({"batch_size": 0}, "batch_size is not valid"),
         ({"pool": {}}, "no option 'pool'"),
     ],

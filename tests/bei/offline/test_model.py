@@ -198,6 +198,7 @@ def test_a_bar_is_drawn_on_standard_error(model: Model, capsys: pytest.CaptureFi
         ({"dimension": 4}, "dimension", "Did you mean 'dimensions'"),
         ({"zzz": 4}, "zzz", "Known options: add_special_tokens"),
         ({"top_k": 4}, "top_k", "no option 'top_k'"),
+        ({"truncate_dim": 3}, "truncate_dim", r"no option 'truncate_dim' here\. Use 'dimensions'\."),
         ({"dimensions": "4"}, "dimensions", "dimensions is not valid: Expected `int"),
         ({"dimensions": 0}, "dimensions", "Expected `int` >= 1"),
         ({"output_dtype": "float64"}, "output_dtype", "Invalid enum value 'float64'"),

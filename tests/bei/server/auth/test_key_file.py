@@ -99,7 +99,11 @@ def test_keys_of_file_and_environment_are_all_good(file: Path) -> None:
         ("a: 'with space'", "key must be a key"),
         ("a: ümläut", "key must be a key"),
         ("a: {lane: bulk}", "key must be a key"),
-        (f"a: {{key: {SECRET}, lan: bulk}}", "an option is unknown: there are key, lane"),
+        (f"a: {{key: {SECRET}, lan: bulk}}", "the option lan is unknown, is it lane: there are key, lane"),
+        (
+            f"a: {{key: {SECRET}, requests_per_sec: 1}}",
+            "the option requests_per_sec is unknown, is it requests_per_second",
+        ),
         (f"a: {{key: {SECRET}, {SECRET}: 1}}", "an option is unknown"),
         (f"a: {{key: {SECRET}, lane: fast}}", "a: lane must be interactive or bulk"),
         (f"a: {{key: {SECRET}, lane: [bulk]}}", "a: lane must be interactive or bulk"),
