@@ -55,8 +55,9 @@ def test_an_image_has_a_numeric_user_and_labels(name: str) -> None:
 
 
 def test_what_is_set_in_images_are_settings_of_the_server() -> None:
-    for _, body in STAGES.values():
-        env = dict(re.findall(r"\b(BEI_[A-Z_]+)=(\S+)", body))
+    found = [dict(re.findall(r"\b(BEI_[A-Z_]+)=(\S+)", body)) for _, body in STAGES.values()]
+    assert sum("BEI_HOST" in env for env in found) == 2  # the base of all, and the image on NVIDIA's
+    for env in found:
         load(ServeConfig, {}, env=env)
 
 
