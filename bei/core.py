@@ -174,7 +174,7 @@ class Encoding(NamedTuple):
 
     @property
     def levels(self) -> list[Levels]:
-        """Of its images."""
+        """The levels of its images."""
         own = [] if self.image is None else [self.image.levels]
         return own + [one.patches.levels for one in self.images]
 
@@ -185,7 +185,7 @@ class Encoding(NamedTuple):
 
     @property
     def image_digests(self) -> bytes:
-        """Of the images among the tokens, one behind the other."""
+        """The digests of the images among the tokens, one behind the other."""
         return b"".join([one.patches.digest for one in self.images] + [one.digest for one in self.features])
 
     def with_features(self, rows: Seq[Float32Array]) -> Encoding:
@@ -253,7 +253,7 @@ class LabelTable(NamedTuple):
         )
 
     def part(self, first: int, end: int) -> LabelTable:
-        """Of the sequences ``first`` to ``end`` - 1."""
+        """The table of the sequences ``first`` to ``end`` - 1."""
         return self._replace(starts=self.starts[first:end], counts=self.counts[first:end])
 
 
@@ -288,7 +288,7 @@ class FeatureTable(NamedTuple):
         return cls(np.concatenate([one.rows for one in tables.values()]), slots, np.array(spans, np.int32))
 
     def part(self, tokens: slice) -> FeatureTable:
-        """Of the sequences of ``tokens``."""
+        """The table of the sequences of ``tokens``."""
         firsts = self.spans[:, 0]
         own = self.spans[(firsts >= tokens.start) & (firsts < tokens.stop)] - np.array([tokens.start, 0, 0], np.int32)
         return self._replace(slots=self.slots[tokens], spans=own)

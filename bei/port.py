@@ -103,8 +103,8 @@ class PortStats(NamedTuple):
     which interactive work ran. ``is_alive``: answers still come. ``is_stalled``: a step has run for so long that the
     engine is taken to hang; it is being replaced.
     ``is_busy``: a step runs or waits. ``last_step_s``: when the last step ended; -inf before the first.
-    ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected. ``overtaking``: how many
-    times as long as in the order of arrival a sequence may wait, as later ones that are nearer in length go before it.
+    ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected. ``overtaking``: how
+    many times longer a sequence may wait than in the order of arrival, as later ones of a fitting length overtake it.
     ``device``: what the engine runs on, in its own words; ``num_streams``: how many steps it runs side by side.
     ``unshared``: as ``EngineInfo`` has it.
     """

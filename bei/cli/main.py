@@ -1,4 +1,4 @@
-"""The command line, ``bei COMMAND``: what there is says ``_parser``."""
+"""The command line, ``bei COMMAND``. ``_parser`` lists the commands and their flags."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class StepCosts(Protocol):
 
     @property
     def tile(self) -> int:
-        """The last so many tokens of a step take about as long however many of them there are."""
+        """The size of a tile, in tokens: the last tile of a step takes about as long however full it is."""
 
     def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
         """The predicted time of a step."""
@@ -222,7 +222,8 @@ class _Step:
         return together_s <= self.seconds + later_s
 
     def seconds_apart(self, keys: Seq[QueueKey], num_queued: int) -> float:
-        """The part of ``keys`` in a step without those in this one: of an efficient size, if so many like them wait."""
+        """The predicted seconds of ``keys`` in a later step: their share, by tokens, of a step of an efficient size, or
+        of a smaller one where fewer sequences like them wait."""
         longest, num_tokens = keys[-1].num_tokens, sum(key.num_tokens for key in keys)
         mean = num_tokens / len(keys)
         most = max(num_tokens, int(min(self._max_size, num_queued) * mean))

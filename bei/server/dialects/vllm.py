@@ -99,7 +99,7 @@ class ScoreRequest(Controls, kw_only=True):
 
 
 class Score(TypedDict):
-    """Of a pair, in the order of the pairs."""
+    """The score of the pair at this place."""
 
     index: int
     object: Literal["score"]
