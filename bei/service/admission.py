@@ -459,9 +459,9 @@ class Admission:
             raise _overloaded(message, (longest_s + own_s - _SURE * left_s) / stats.overtaking)
 
     def _check_tokens(self, demand: Demand, flow: int, others: Accepted) -> None:
-        """For when more than half of ``max_queue_tokens`` would be held: raise if the request would exceed that limit, or
-        if its flow already holds tokens and would hold more than its share. The share is an equal part for each flow
-        that waits, and for one more that may come."""
+        """For when more than half of ``max_queue_tokens`` would be held: raise if the request would exceed that, or if
+        its flow already holds tokens and would hold more than its share. The share is an equal part for each flow that
+        waits, and for one more that may come."""
         limit, num_tokens = self._limits.max_queue_tokens, self.num_tokens + others.num_tokens
         too_many = num_tokens + demand.num_tokens - limit
         message = f"About {num_tokens} tokens are waiting and the limit is {limit}"

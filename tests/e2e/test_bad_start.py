@@ -151,7 +151,7 @@ def test_a_wrong_settings_file(env: Mapping[str, str], tmp_path: Path, content: 
 
 
 def test_an_unknown_variable(env: Mapping[str, str], tmp_path: Path) -> None:
-    assert "Did you mean 'port'?" in fails(["serve"], {**env, "BEI_PROT": "1"}, tmp_path)
+    assert "Did you mean BEI_PORT?" in fails(["serve"], {**env, "BEI_PROT": "1"}, tmp_path)
 
 
 def test_a_port_in_use_is_found_before_anything_is_built(
