@@ -303,7 +303,7 @@ def test_an_unknown_setting_is_one_line_and_names_the_nearest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BEI_PROT", "1")
-    assert "Did you mean 'port'?" in fails_with(capsys, "serve")
+    assert "Did you mean BEI_PORT?" in fails_with(capsys, "serve")
 
 
 # tune
