@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from bei_build.checkpoint.adapter_prompts import with_task_prompts
 from bei_build.checkpoint.gliner import extraction_of, own_tokens
 from bei_build.checkpoint.gliner2 import ENCODER_FOLDER
 from bei_build.checkpoint.gliner2 import extraction_of as schema_of
 from bei_build.checkpoint.glirel import extraction_of as relations_of
 from bei_build.checkpoint.heads import reading_config
 from bei_build.checkpoint.locate import check_entries, locate
-from bei_build.checkpoint.read import _config, _spec, read_checkpoint, with_task_prompts
+from bei_build.checkpoint.read import _config, _spec, read_checkpoint
 from bei_build.checkpoint.sentence_transformers import read_sentence_transformers
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer, model_max_length, stored_truncation
 from bei_build.tokenizer.library_tokenizer import TokenizerSettings, open_tokenizer, stored_tokenizer
