@@ -20,6 +20,7 @@ import msgspec
 
 from bei.cli.completion import SHELLS, completion_script
 from bei.cli.help_texts import BUILD_GROUPS, EXAMPLES, SERVE_GROUPS, USAGES
+from bei.cli.other_servers_flags import check_no_variable_names_a_model
 from bei.cli.parser import Parser, add_fields, numbers
 from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
@@ -367,6 +368,8 @@ def _cache() -> ModelCache:
 @contextmanager
 def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     """The artifacts of ``config.models``; checkpoints are built first. Those in the cache are protected meanwhile."""
+    if not config.models:
+        check_no_variable_names_a_model()
     for model in config.models:  # before builds, which take minutes
         check_if_built(model, config)
     with ExitStack() as held:

@@ -1,17 +1,23 @@
-"""Flags of text-embeddings-inference, vLLM and Infinity, and what stands for them here.
+"""Flags of text-embeddings-inference, vLLM and Infinity, and what stands for them here; their variables are not read.
 
 ``docs/clients.md`` has the same table, which a test compares.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+
+from bei.errors import ConfigError
 
 # Flags that are called so here too.
 SAME = (
     *("--host", "--port", "--uds", "--root-path", "--max-client-batch-size", "--auto-truncate"),
     *("--otlp-endpoint", "--payload-limit"),
 )
+
+# Variables that name the model there.
+_MODEL_VARIABLES = ("MODEL_ID", "INFINITY_MODEL_ID")
 
 _LIMITS = "`bei build --max-num-tokens`, `bei build --max-batch-size`: upper bounds of a step; measured costs decide it"
 
@@ -94,3 +100,14 @@ def instead_of(flag: str, value: str = "") -> str | None:
         return f"{flag} {value}: use --precision {_PRECISIONS[value]}"
     text = _BY_FLAG.get(flag) or _BY_FLAG.get("--" + flag.removeprefix("--").removeprefix("no-"))
     return None if text is None else f"{flag}: use {text}".replace("`", "").replace("use nothing: ", "not needed: ")
+
+
+def check_no_variable_names_a_model() -> None:
+    """Raise ConfigError where a variable of another server names the model, which nothing here does: the default would
+    be served in its place."""
+    for variable in _MODEL_VARIABLES:
+        if model := os.environ.get(variable):
+            raise ConfigError(
+                f"No model is given, and {variable}, a variable of another server, names {model[:100]!r}: set "
+                f"BEI_MODELS={model[:100]}, or unset {variable}."
+            )

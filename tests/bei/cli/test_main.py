@@ -69,6 +69,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"bei {__version__}\n"
 
 
+@pytest.mark.parametrize("variable", ["MODEL_ID", "INFINITY_MODEL_ID"])
+def test_a_model_that_a_variable_of_another_server_names_is_not_replaced_by_the_default(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "BAAI/bge-small-en-v1.5")
+    assert f"{variable}, a variable of another server, names 'BAAI/bge-small-en-v1.5'" in fails_with(capsys, "serve")
+
+
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["--help"])
