@@ -184,7 +184,8 @@ def _check_for_json(schema: pa.Schema) -> None:
 
     is_odd = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     for field in schema:
-        if any(is_one(kind) for is_one in (*is_odd, pa.types.is_duration) for kind in types_in(field.type)):
+        are_odd = (*is_odd, pa.types.is_duration, pa.types.is_union)
+        if any(is_one(kind) for is_one in are_odd for kind in types_in(field.type)):
             raise ConfigError(
                 f"JSON has no form for the type {field.type}, which the column {field.name!r} has: leave it out, or "
                 "choose another --output-format."

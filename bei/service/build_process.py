@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bei import errors
+from bei.utils.module_command import module_command
 from bei.utils.scarce_resources import prepare_for_scarcity, scarce_resource
 from bei.utils.threads import started
 
 if TYPE_CHECKING:
     from bei.artifact.manifest import Artifact
 
-COMMAND = (sys.executable, "-m", "bei.service.build_process")
+COMMAND = module_command("bei.service.build_process")
 # A build that is to end removes what it has written, unless a compiler's library does not return in that time.
 _TIDIES_S = 10.0
 _answers = msgspec.json.Decoder(tuple[str, str] | None)
@@ -56,12 +58,14 @@ def build_apart(config: Any, *_: object) -> Artifact:
         try:
             process.wait(_TIDIES_S + 5)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # compilers that it has started too
             process.wait()
     if not line:
+        reason = ", probably for want of memory: build where there is more, and serve the artifact"
         raise errors.BuildError(
-            f"The process that built {config.model} has ended by itself (exit code {process.returncode}): on Linux -9 "
-            "often says that memory did not suffice; build where there is more, and serve the artifact."
+            f"The process that built {config.model} has ended by itself (exit code {process.returncode})"
+            f"{reason if process.returncode == -signal.SIGKILL else ''}."
         )
     if (failure := _answers.decode(line)) is not None:
         name, message = failure
@@ -85,7 +89,9 @@ def main() -> None:
     try:
         _build(*sys.argv[1:])
     except errors.BeiError as error:
-        failure = (type(error).__name__, str(error))
+        lack = None if isinstance(error, errors.ConfigError) else scarce_resource(error)
+        known = next(one for one in type(error).__mro__ if hasattr(errors, one.__name__))
+        failure = (known.__name__, lack or str(error))
     except Exception as error:
         if (lack := scarce_resource(error)) is None and not isinstance(error, OSError):
             traceback.print_exc()

@@ -479,6 +479,8 @@ class TextEncoder:
             remedy = "allow truncation" if options.truncate is False else "start the server with --auto-truncate"
             limit = self._limit(options)
             most = f"the model's {limit} tokens" if limit == self._max_seq_len else f"the {limit} tokens it may have"
+            if self.chars_per_token is not None and encoding.num_tokens < limit:
+                most = f"the {limit * self.chars_per_token} characters that the model reads"
             raise InputTooLongError(f"An input has more than {most}: shorten it, or {remedy}.", param="input")
         if not encoding.num_tokens:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -113,7 +113,7 @@ class ParquetRows(ColumnarFile):
             for index in range(metadata.num_row_groups):
                 group = metadata.row_group(index)
                 parts = [group.column(place) for place in range(group.num_columns)]
-                parts = [part for part in parts if part.path_in_schema.partition(".")[0] in wanted]
+                parts = [part for part in parts if _is_within(part.path_in_schema, wanted)]
                 # Other values may have the same sizes, which are all that the footer tells.
                 for block in chain.from_iterable(_pages(stream, part) for part in parts):
                     content.update(block)
@@ -233,8 +233,14 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _plain(kind.value_type), kind.ordered)
     return kind
 
 
@@ -258,6 +264,12 @@ def _as_plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
     import pyarrow.compute as pc
 
     return (pc.run_end_decode(array) if pa.types.is_run_end_encoded(array.type) else array).cast(kind)
+
+
+def _is_within(path: str, columns: Set[str]) -> bool:
+    """True if the part of a column at ``path`` belongs to one of ``columns``, whose names may have dots too."""
+    steps = path.split(".")
+    return any(".".join(steps[:end]) in columns for end in range(1, len(steps) + 1))
 
 
 def _footer(stream: IO[bytes]) -> bytes:

@@ -154,7 +154,8 @@ class JsonLines(LineFile):
         if first and not sample:
             raise JobInputError(
                 f"None of the first {len(first):,} lines, from {files[0].name} on, is a JSON object: is this plain "
-                f"text? Give --input-format text. The first one: {first[0].error}"
+                "text? Give --input-format text. Or a JSON array? Write each of its objects in a line. The first one: "
+                f"{first[0].error}"
             )
         sampled = f"the first {len(sample)} rows, from {files[0].name} on,"
         fields = []
@@ -226,6 +227,10 @@ class TextLines(LineFile):
             yield Record(lines.start, num_bytes, {"text": text.rstrip("\r\n")}, error)
 
 
+# Each quote that is not closed may have the rest of a file read once more, up to the longest field.
+_MOST_READ_ANEW_BYTES = 8 * MOST_LINE_BYTES
+
+
 class CsvRecords(LineFile):
     """Records of RFC 4180 behind a header. All values are strings; empty lines are no rows, and a file of such alone
     needs no header."""
@@ -262,25 +267,33 @@ class CsvRecords(LineFile):
         return self._named(lines, self._header(_CsvLines(lines)))
 
     def _named(self, lines: Lines, names: Seq[str]) -> Iterator[Record]:
+        left = _MOST_READ_ANEW_BYTES
         while True:
             start, text = lines.stop, _CsvLines(lines)
             values: list[str] | None = []
-            fault = ""
             try:
                 # A reader for each: after an error it would go on within a field.
                 values = next(self._reader(text), None)
             except csv.Error as error:
                 fault = f"The record is not CSV: {error}."
+                if len(text.taken) > 1:
+                    # A quote in the first line may be none of CSV's, and the lines behind it records of their own.
+                    fault += f" It had {len(text.taken):,} lines by its quotes; those behind the first are read anew."
+                    left -= sum(num_bytes for _, num_bytes in text.taken[1:])
+                    if left < 0:
+                        raise JobInputError(
+                            f"{self.name} has many quotes that are not closed, one at byte {start:,}: write the file "
+                            "anew with a library for CSV."
+                        ) from error
+                    lines.put_back(text.taken[1:])
+                text.error = MalformedRequestError(fault)
             if values is None:
                 return
             if values and len(values) != len(names):
                 fault = f"The record has {len(values)} fields, and the header {len(names)}."
-            if fault and len(text.taken) > 1:
-                # A quote in the first line may be none of CSV's, and the lines behind it records of their own.
-                fault += f" It had {len(text.taken):,} lines by its quotes; those behind the first are read anew."
-                lines.put_back(text.taken[1:])
-            if fault:
-                text.error = MalformedRequestError(fault)
+                if len(text.taken) > 1:
+                    fault += f" It has {len(text.taken):,} lines by its quotes: is one of them not closed?"
+                text.error = text.error or MalformedRequestError(fault)
             if text.error is not None:
                 yield Record(start, lines.stop - start, {}, text.error)
             elif values:

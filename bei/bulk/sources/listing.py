@@ -38,17 +38,16 @@ def is_dataset(path: str) -> bool:
 
 
 def is_passed_over(name: str) -> bool:
-    """True for files and folders that readers of folders do not see."""
-    return name.startswith((".", "_"))
+    """True for files and folders that readers of folders do not see: hidden ones, and what a disk keeps for repairs."""
+    return name.startswith((".", "_")) or name == "lost+found"
 
 
 def files_below(file_system: FileSystem, folder: str) -> list[str]:
     """All files below ``folder``, at any depth; of a dataset of Lance itself, or files in it."""
     if _lists_at_once(file_system):
         return list(file_system.find(folder))
-    return _once(
-        file_system, _Walk(file_system, lambda path: not is_passed_over(path.rpartition("/")[2])).below(folder)
-    )
+    walk = _Walk(file_system, lambda path: not is_passed_over(path.rpartition("/")[2]))
+    return _once(file_system, folder, walk.below(folder))
 
 
 def matching(file_system: FileSystem, pattern: str) -> list[str]:
@@ -60,6 +59,8 @@ def matching(file_system: FileSystem, pattern: str) -> list[str]:
     matches = re.compile(glob_translate(pattern)).match
 
     def is_wanted(folder: str) -> bool:
+        if folder.endswith("/lost+found"):
+            return False
         leading = parts[: folder.count("/") + 1]
         return _ANY_DEPTH in leading or re.match(glob_translate("/".join(leading)), folder) is not None
 
@@ -67,7 +68,7 @@ def matching(file_system: FileSystem, pattern: str) -> list[str]:
         infos = file_system.find(root, withdirs=True, detail=True)
         found = [path for path, info in infos.items() if info["type"] != "directory" or is_dataset(path)]
     elif kind_of(file_system, root or "/") is not None:
-        found = _once(file_system, _Walk(file_system, is_wanted).below(root))
+        found = _once(file_system, root, _Walk(file_system, is_wanted).below(root))
     else:
         found = []
     return [path for path in found if matches(path)]
@@ -117,16 +118,24 @@ class _Walk:
         return linking
 
 
-def _once(file_system: FileSystem, paths: Iterator[str]) -> list[str]:
-    """The ``paths``. Raises JobInputError where two are of one file, by links to folders."""
+def _once(file_system: FileSystem, root: str, paths: Iterator[str]) -> list[str]:
+    """The ``paths`` below ``root``: of one file that links lead to too, its own alone. Raises JobInputError where two
+    paths of one file lead through links."""
+    if not _is_local(file_system):
+        return list(paths)
     found: dict[str, str] = {}
     real: dict[str, str] = {}  # of folders
+    own = os.path.realpath(root or "/")
     for path in paths:
         folder, _, name = path.rpartition("/")
         if folder not in real:
-            real[folder] = os.path.realpath(folder) if _is_local(file_system) else folder
-        other = found.setdefault(f"{real[folder]}/{name}", path)
-        if other != path:
+            real[folder] = os.path.realpath(folder or "/")
+        file = os.path.join(real[folder], name)
+        other = found.setdefault(file, path)
+        of_no_link = os.path.join(root or "/", os.path.relpath(file, own))
+        if path == of_no_link:
+            found[file] = path
+        elif other not in (path, of_no_link):
             raise JobInputError(
                 f"{other} and {path} are one file, and its rows would be twice in the output: remove the link to its "
                 "folder, or give the folders one by one."

@@ -6,7 +6,6 @@ import contextlib
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from bei.cli.bench.worker import (
     WorkerTask,
 )
 from bei.errors import BenchError
+from bei.utils.module_command import module_command
 
 _LEAD_S = 0.2  # from the message to the start: time to reach all workers
 _STOP_S = 10.0  # for a worker to end
@@ -164,5 +164,6 @@ _ENDED = "A process that makes load has ended by itself; what it wrote is above.
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bei.cli.bench.worker"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    return subprocess.Popen(
+        module_command("bei.cli.bench.worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )

@@ -20,7 +20,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -40,12 +39,13 @@ from bei.server.lifecycle.signals import exit_soon
 from bei.server.lifecycle.swap import ArtifactSwaps, in_thread, log_closed, log_swapped
 from bei.service.image_side import check_reads_images
 from bei.service.loader import check_names, manifest_of, next_artifact, verified_at
+from bei.utils.module_command import module_command
 from bei.utils.sighup import remember
 
 log = logging.getLogger(__name__)
 
 # A child's command, to which its name is added.
-COMMAND: Seq[str] = (sys.executable, "-m", "bei.multiprocess")
+COMMAND: Seq[str] = module_command("bei.multiprocess")
 
 # From the second signal on; a second later bei.server.lifecycle.signals would end this process.
 _ABANDON_S = 3.0

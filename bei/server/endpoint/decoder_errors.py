@@ -15,7 +15,7 @@ from msgspec import inspect
 from bei.errors import MalformedRequestError
 
 # Paths in messages are as `$.inputs[0].name`, and `$.fields[...]` of an object with names of the client's own.
-_PATH = re.compile(r".* - at `\$(.+?)`$", re.DOTALL)
+_PATH = re.compile(r".* - at (?:`key` in )?`\$(.+?)`$", re.DOTALL)
 _STEPS = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _MISSING = re.compile("^Object missing required field `([^`]+)`$")
 

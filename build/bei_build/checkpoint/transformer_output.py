@@ -49,8 +49,8 @@ def check_output(path: Path, config: dict[str, Any], form: str, kind: str) -> No
     task = setting(path, config, "transformer_task", str) or usual
     if task not in use.tasks:
         raise CheckpointError(
-            f"{path} has transformer_task {task!r}, said or by default, and the modules behind it need {use.tasks[0]}: "
-            "correct it, or download the checkpoint again."
+            f"{path} gives the {kind} the transformer_task {task!r}, said or by default, and what is behind it needs "
+            f"{use.tasks[0]}: correct it, or download the checkpoint again."
         )
     inputs = setting(path, config, "modality_config", dict)
     if inputs is None:  # the library uses the task's outputs then, whatever module_output_name says

@@ -51,13 +51,14 @@ _OTHER_FILES = {
     "transformers_weights": "weights",
     "configuration_files": "settings for some of its versions",
 }
+_USUAL_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_other_files(path: Path, raw: _Raw) -> None:
     """Refuse a config.json at ``path`` in whose place, or in the usual weights' place, transformers reads other files.
     Raises CheckpointError."""
     for key, content in _OTHER_FILES.items():
-        if raw.get(key):
+        if raw.get(key) and raw[key] not in _USUAL_WEIGHTS:
             raise CheckpointError(
                 f"{path} has {key}: transformers takes {content} from {raw[key]!r:.80}, and bei reads config.json and "
                 "the usual files of weights alone. Give that file the usual name, and take the key out."

@@ -29,6 +29,7 @@ import numpy as np
 from bei.engine.nvidia import load_library
 from bei.engine.tensorrt_logger import ERRORS, process_logger
 from bei.errors import BeiError
+from bei.utils.module_command import module_command
 from bei_build.onnx_graph.attention import HEAD_DIM_STEP
 
 FORMS = ("padded", "causal", "masked", "packed")
@@ -214,11 +215,10 @@ class _Worker:
 
     def __init__(self, target: str, layers: Sequence[ProbedLayer]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, target],
+            module_command(__name__, target),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._stderr = b""

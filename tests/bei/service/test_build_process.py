@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bei.errors import BuildError, CheckpointNotFoundError
+from bei.errors import BuildError, CheckpointNotFoundError, CompileError
 from bei.service import build_process
 from bei.service.build_process import build_apart
 from bei_build.config import BuildConfig
@@ -56,6 +56,38 @@ def test_a_process_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(build_process, "COMMAND", (sys.executable, "-c", _BUILDING))
     with pytest.raises(BuildError, match=r"ended by itself \(exit code -9\)"):
         build_apart(BuildConfig(model="dies", precision="fp32", out=str(tmp_path)))
+
+
+_FAILING = """
+from bei.errors import CompileError, ConfigError
+from bei.service import build_process
+class NoPlanError(CompileError): pass
+def build(model, precision, out):
+    if model == "subclass":
+        raise NoPlanError("no plan")
+    raise CompileError("not compiled") from MemoryError()
+build_process._build = build
+build_process.main()
+"""
+
+
+@pytest.mark.parametrize(("model", "message"), [("subclass", "no plan"), ("memory", "no memory left")])
+def test_errors_of_the_builder_s_own_and_for_want_of_memory_arrive(
+    model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_process, "COMMAND", (sys.executable, "-c", _FAILING))
+    with pytest.raises(CompileError, match=message):
+        build_apart(BuildConfig(model=model, precision="fp32", out=str(tmp_path)))
+
+
+def test_no_module_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a checkpoint's."""
+    for name in ("msgspec", "tokenizers", "runpy"):
+        (tmp_path / f"{name}.py").write_text(f"open('{name} was run', 'w')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointNotFoundError):
+        build_apart(BuildConfig(model="./nowhere", precision="fp32", out=str(tmp_path / "out")))
+    assert not [*tmp_path.glob("*was run")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

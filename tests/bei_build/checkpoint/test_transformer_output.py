@@ -104,7 +104,7 @@ def test_what_the_library_writes_for_each_kind_of_model_is_taken(tmp_path: Path)
             {"modality_config": {"text": STATES}, "module_output_name": "sentence_embedding"},
             "module_output_name 'sentence_embedding', and the modules behind it read token_embeddings",
         ),
-        ({"transformer_task": "fill-mask"}, "transformer_task 'fill-mask', .* need feature-extraction"),
+        ({"transformer_task": "fill-mask"}, "transformer_task 'fill-mask', .* needs feature-extraction"),
         (
             {"max_seq_length": 40, "processor_kwargs": {"model_max_length": 20}},
             "max_seq_length = 40 and the tokenizer's model_max_length = 20, .* take one out",
@@ -154,7 +154,7 @@ def test_a_length_of_the_files_that_is_not_reached_is_noted(tmp_path: Path) -> N
 
 
 def test_a_task_that_the_modules_cannot_use_is_refused(tmp_path: Path) -> None:
-    message = "transformer_task 'feature-extraction', .* need fill-mask"
+    message = "transformer_task 'feature-extraction', .* needs fill-mask"
     refused(splade(tmp_path / "splade", transformer_task="feature-extraction"), CheckpointError, message)
     message = "transformer_task 'feature-extraction', said or by default"
     refused(splade(tmp_path / "unsaid"), CheckpointError, message)

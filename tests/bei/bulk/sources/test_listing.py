@@ -108,8 +108,36 @@ def test_a_link_to_a_folder_is_followed(corpus: Path, tmp_path: Path) -> None:
     assert _names(corpus, "one/*/*.txt") == ["one/disk/h.txt"]
 
 
-@pytest.mark.parametrize("target", [".", "..", "../two"])
-def test_links_that_lead_around_or_to_the_same_files_are_named(target: str, corpus: Path) -> None:
+@pytest.mark.parametrize("pattern", ["", "*/*.txt", "**/*.txt"])
+def test_of_a_file_that_a_link_leads_to_too_its_own_path_is_taken(
+    pattern: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of versions, the latest of which a link names; also where the folder itself is given by a link."""
+    before = _names(corpus, pattern)
+    (corpus / "latest").symlink_to("two")
+    (tmp_path / "given").symlink_to(corpus)
+    assert _names(corpus, pattern) == before == _names(tmp_path / "given", pattern)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "z.txt").write_text("x\n")
+    for name in ("first", "second"):
+        (corpus / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JobInputError, match=r"first/z.txt and .*second/z.txt are one file"):
+        _names(corpus, pattern)
+
+
+@pytest.mark.parametrize("pattern", ["", "*/*.txt", "**/*.txt"])
+def test_what_a_disk_keeps_for_repairs_is_passed_over(
+    pattern: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only root may list it, and it lies in the root of a volume."""
+    before = _names(corpus, pattern)
+    (corpus / "lost+found").mkdir()
+    _failing(monkeypatch, LocalFileSystem, "lost+found")
+    assert _names(corpus, pattern) == before
+
+
+@pytest.mark.parametrize("target", [".", ".."])
+def test_links_that_lead_around_are_named(target: str, corpus: Path) -> None:
     (corpus / "one" / "link").symlink_to(target)
     with pytest.raises(JobInputError, match="one/link"):
         _names(corpus)

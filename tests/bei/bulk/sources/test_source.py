@@ -209,6 +209,25 @@ def test_a_quote_that_is_not_closed_costs_its_own_line_alone(bad: str, ending: s
     assert source.contents(ShardSize(7)) == contents
 
 
+def test_a_record_of_several_lines_with_another_count_of_fields_is_one_bad_row(tmp_path: Path) -> None:
+    """Its inner lines may look like records."""
+    path = _touch(tmp_path / "a.csv", b'id,text\n1,"a\nfoo,bar\nb",x\n2,last\n')
+    source = Source([str(path)], Columns())
+    rows = source.reader(source.contents(ShardSize(7))).shard(0)
+    assert [*rows.inputs][1:] == ["last"]
+    assert "3 lines by its quotes" in str(rows.errors[0])
+
+
+def test_a_file_of_quotes_that_are_not_closed_is_refused_and_not_read_for_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its lines would have the rest read once more."""
+    monkeypatch.setattr(lines, "_MOST_READ_ANEW_BYTES", 100_000)
+    path = _touch(tmp_path / "a.csv", b"text,n\n" + b'foo","bar\n' * 500)
+    with pytest.raises(JobInputError, match="has many quotes that are not closed, one at byte"):
+        Source([str(path)], Columns()).contents(ShardSize(7))
+
+
 def test_a_record_of_several_lines_that_are_not_all_utf_8_is_one_bad_row(tmp_path: Path) -> None:
     path = _touch(tmp_path / "a.csv", b'text\n"one\ntwo \xff\nthree"\nlast\n')
     source = Source([str(path)], Columns())
@@ -424,6 +443,15 @@ def test_a_file_that_was_written_to_after_the_plan_is_seen_to_have_changed(tmp_p
     assert not Source([str(path)], Columns()).is_as_before(contents.files)
     with pytest.raises(JobInputError, match="changed"):
         source.check_unchanged()
+
+
+def test_a_column_of_parquet_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    digests = set()
+    for text in ("aaaa", "bbbb"):
+        table = pa.table({"meta.text": [text], "meta": [{"text": "inner"}]})
+        pq.write_table(table, tmp_path / "rows.parquet", write_statistics=False)
+        digests.add(Source((str(tmp_path),), Columns(text="meta.text")).contents(ShardSize(10)).files[0].digest)
+    assert len(digests) == 2
 
 
 def test_a_parquet_file_with_other_values_of_the_same_sizes_is_another_one(tmp_path: Path) -> None:
