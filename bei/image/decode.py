@@ -61,8 +61,8 @@ def check_able(purpose: str) -> None:
 
 
 def decoded(source: ImageInput, limits: ImageLimits) -> Image:
-    """The image upright and in RGB, transparency on white, the first frame of several, as transformers' image
-    processors see it. Raises InvalidImageError.
+    """The image upright, as where transformers reads files, and in RGB with transparency on white, as where its
+    processors get an image; the first frame of several. Raises InvalidImageError.
     """
     pil, param = _pillow("Reading images"), source.param
     try:

@@ -122,8 +122,8 @@ async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket
         return await _by_markers(service, layout, task, ticket)
     entails, contradicts = nli_labels(service)
     count = len(task.labels)
-    # (transformers: ZeroShotClassificationPipeline)
-    pairs = ModelRequest(inputs_of(service, task), task.options)
+    # As transformers' ZeroShotClassificationPipeline, but for contradiction, which it takes by its place.
+    pairs = ModelRequest(inputs_of(service, task), replace(task.options, whole_second=True))
     answer, _ = await logits_of(service, pairs, ticket)
 
     def scores_of_labels(logits: Float32Array) -> Float32Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,20 +66,29 @@ def measure(cell: Cell, sides: Sequence[Side], prose: Prose, repetitions: int) -
     that refuses such requests has no result."""
     warm = _requests(cell, prose, 1024 // max(cell.texts, cell.documents, 1))
     sizes: dict[str, int] = {}
+    refusing: set[str] = set()
     for side in (side for side in sides if side.is_server or not cell.servers_only):
-        try:
+        with _noting_refusal(cell, side, refusing):
             sizes[side.peer.name] = _size(cell, side, warm)
-        except SystemExit as refusal:
-            print(f"{side.peer.name}: not measured in {cell.name}: {refusal}", flush=True)
     sides = [side for side in sides if side.peer.name in sizes]
     found: dict[str, list[tuple[Timed, float]]] = {side.peer.name: [] for side in sides}
     for _, in_order in turns(sides, repetitions):
         requests = _requests(cell, prose, max(sizes.values()))
-        for side in in_order:
+        for side in (side for side in in_order if side.peer.name not in refusing):
             time.sleep(_SETTLE_S)
             some = requests[: sizes[side.peer.name]]
-            found[side.peer.name].append(with_foreign_load(partial(_run, cell, side, some)))
-    return {name: _summary(timed) for name, timed in found.items()}
+            with _noting_refusal(cell, side, refusing):
+                found[side.peer.name].append(with_foreign_load(partial(_run, cell, side, some)))
+    return {name: _summary(timed) for name, timed in found.items() if name not in refusing}
+
+
+@contextmanager
+def _noting_refusal(cell: Cell, side: Side, refusing: set[str]) -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as refusal:
+        refusing.add(side.peer.name)
+        print(f"{side.peer.name}: not measured in {cell.name}: {refusal}", flush=True)
 
 
 def _requests(cell: Cell, prose: Prose, count: int) -> list[Any]:

@@ -93,19 +93,21 @@ def test_nothing_is_measured_as_bf16_on_a_cpu_without_it(monkeypatch: pytest.Mon
 class _Refusing(Side):
     is_server = True
 
-    def __init__(self, name: str, *, refuses: bool) -> None:
+    def __init__(self, name: str, num_taken: int) -> None:
         super().__init__(table().peers[name], 0)
-        self._refuses = refuses
+        self._left = num_taken
 
     def embed(self, requests: Sequence[Sequence[str]], concurrency: int, most_s: float | None = None) -> Timed:
-        if self._refuses:
+        self._left -= 1
+        if self._left < 0:
             raise SystemExit("400 too long")
         return Timed(np.ones(1), 1.0, 1)
 
 
-def test_a_peer_that_refuses_the_requests_of_a_cell_is_left_out_of_it_alone() -> None:
-    sides = [_Refusing("bei FP32", refuses=False), _Refusing("vLLM FP32", refuses=True)]
-    found = measure(CELLS["single-1"], sides, Prose([" ".join(map(str, range(50_000)))]), 1)
+@pytest.mark.parametrize("num_taken", [0, 3])
+def test_a_peer_that_refuses_a_request_of_a_cell_is_left_out_of_it_alone(num_taken: int) -> None:
+    sides = [_Refusing("bei FP32", 100), _Refusing("vLLM FP32", num_taken)]
+    found = measure(CELLS["single-1"], sides, Prose([" ".join(map(str, range(50_000)))]), 2)
     assert list(found) == ["bei FP32"]
 
 

@@ -76,7 +76,7 @@ _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _OF_ANY_MODE = ("ViT", "DINOv3ViT", "Siglip2")
 # Processors that rescale levels before they resize.
 _WITH_FRACTIONS = ("DINOv3ViT",)
-# Processors for which one number as size is a square's, not the shortest edge.
+# Processors for which one number as size is a square's, not the shortest edge, unless ``default_to_square`` says so.
 _SQUARE = ("ViT",)
 _CLASS_ENDINGS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
 # Settings without a meaning for pixel values.
@@ -207,7 +207,8 @@ class _Settings:
             if values[name] != only or isinstance(only, bool) != isinstance(values[name], bool):
                 raise self._unsupported(name, f"bei reads {only} of this image processor")
         size, edges = values["size"], ("shortest_edge", "longest_edge")
-        if not isinstance(size, dict) or not set(size) <= {*edges, "min_pixels", "max_pixels"}:
+        elsewhere = {name for name in ("min_pixels", "max_pixels") if values[name] is not None}  # and passed over here
+        if not isinstance(size, dict) or not set(size) <= {*edges, *elsewhere}:
             raise self._unsupported("size", "bei reads a shortest_edge and a longest_edge, both as numbers of pixels")
         found, block = [], (values["patch_size"] * _MERGED) ** 2
         usual = (
@@ -270,7 +271,8 @@ class _Settings:
 
     def _size(self, value: object, kind: str) -> tuple[int | None, tuple[int, int] | None]:
         """The shortest edge, or height and width."""
-        if _is_side(value) and kind not in _SQUARE:  # of the first versions
+        is_square = self.given.get("default_to_square", kind in _SQUARE)
+        if _is_side(value) and not is_square:  # of the first versions
             return value, None
         if isinstance(value, dict) and set(value) == {"shortest_edge"} and _is_side(value["shortest_edge"]):
             return value["shortest_edge"], None

@@ -62,8 +62,20 @@ def _of_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if raw.get("model_type") == "clip":
             raise CheckpointError("config.json has no text_config: download the checkpoint again.")
         return raw
-    own = {key: raw[key] for key in ("projection_dim",) if key in raw}
-    return {**text, **own, "architectures": raw["architectures"], "model_type": raw["model_type"]}
+    own = {key: raw[key] for key in ("projection_dim", "architectures", "model_type") if key in raw}
+    return {**text, **_override(raw, "text"), **own}
+
+
+def _override(raw: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """What wins over a part of a whole model's config, its defaults too: a key of early versions of transformers
+    (``CLIPConfig.__post_init__``)."""
+    from transformers import CLIPTextConfig, CLIPVisionConfig
+
+    given = raw.get(f"{part}_config_dict")
+    if not isinstance(given, dict):
+        return {}
+    config: dict[str, Any] = (CLIPTextConfig if part == "text" else CLIPVisionConfig)(**given).to_dict()
+    return config
 
 
 def _pooling(config: Any) -> tuple[Pooling, ...]:
@@ -137,6 +149,9 @@ def _vision_spec(config: Any, architecture: str) -> ModelSpec:
 
 def _of_image(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The image part of a whole model's config, with the width of both towers' embeddings."""
+    vision = raw.get("vision_config")
+    if isinstance(vision, dict):
+        raw = {**raw, "vision_config": {**vision, **_override(raw, "vision")}}
     return vision_part(raw, "projection_dim")
 
 

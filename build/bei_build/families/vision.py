@@ -115,7 +115,4 @@ def vision_part(raw: Mapping[str, Any], *shared: str) -> Mapping[str, Any]:
     vision = raw.get("vision_config")
     if not isinstance(vision, dict):
         raise CheckpointError("config.json has no vision_config: download the checkpoint again.")
-    # Of early versions of transformers, which let it win.
-    override = raw.get("vision_config_dict")
-    vision = {**vision, **(override if isinstance(override, dict) else {})}
     return {**vision, **{key: raw[key] for key in shared if key in raw}, "architectures": raw["architectures"]}

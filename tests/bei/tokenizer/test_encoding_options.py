@@ -165,6 +165,21 @@ def test_an_expansion_fills_up_what_is_short_and_changes_nothing_else(
         assert after.spans.special[before.num_tokens :].all()
 
 
+def test_a_hypothesis_is_not_cut_and_must_leave_room_for_a_text(tokenizer_path: Path) -> None:
+    """``only_first`` of the library, as transformers' zero-shot pipeline asks."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.enable_truncation(12, strategy="only_first")
+    encoder, options = TextEncoder(tokenizer_path, 12), EncodingOptions(whole_second=True)
+    for first in ("hello " * 30, "hello"):
+        for second in ("world " * 7, "world"):
+            (found,) = encoder.encode([(first, second)], options)
+            assert found.input_ids.tolist() == tokenizer.encode(first, second).ids
+    assert found.truncated is False
+    with pytest.raises(InvalidRequestError, match="leaves no room for a text") as info:
+        encoder.encode([("hello " * 30, "world " * 40)], options)
+    assert info.value.param == "labels"
+
+
 def test_token_types_of_a_pair_are_the_checkpoint_s() -> None:
     pair, text = encoder("tiny").encode([("cat", "the cat"), "cat"])
     assert pair.token_type_ids is not None

@@ -75,6 +75,27 @@ def test_one_number_is_the_shortest_edge_and_a_square_to_crop(tmp_path: Path) ->
     assert (found.shortest_edge, found.crop) == (48, (48, 48))
 
 
+def test_what_one_number_as_size_means_may_be_said(tmp_path: Path) -> None:
+    """``get_size_dict`` of transformers."""
+    found = read(tmp_path, size=48, default_to_square=True)
+    assert (found.shortest_edge, found.resize) == (None, (48, 48))
+    write_processor(tmp_path, {"image_processor_type": "ViTImageProcessor", "size": 48, "default_to_square": False})
+    vit = read_image_processor(tmp_path)
+    assert vit is not None
+    assert (vit.shortest_edge, vit.resize) == (48, None)
+
+
+def test_pixels_within_size_are_passed_over_only_where_they_stand_beside_it_too(tmp_path: Path) -> None:
+    """Else transformers refuses such a size."""
+    size = {"shortest_edge": 56**2, "longest_edge": 112**2, "max_pixels": 9}
+    settings: dict[str, Any] = {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
+    write_processor(tmp_path, settings)
+    with pytest.raises(CheckpointError, match="bei reads a shortest_edge and a longest_edge"):
+        read_image_processor(tmp_path, 14)
+    write_processor(tmp_path, {**settings, "max_pixels": 112**2})
+    assert read_image_processor(tmp_path, 14) is not None
+
+
 def test_what_the_file_leaves_out_is_the_classs_default(tmp_path: Path) -> None:
     write_processor(tmp_path, {"feature_extractor_type": "CLIPFeatureExtractor"})
     found = read_image_processor(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import transformers
 
 from bei.core import Encoding
 from bei.errors import CheckpointError
+from bei_build.families.clip import FAMILY, VISION
+from bei_build.families.siglip import VISION as SIGLIP_VISION
 from tests.support.builds import build_artifact, embed, random_encodings, running
 from tests.support.checkpoints import bpe_tokenizer, change_config, save_tokenizer
 from tests.support.reading import refused, saved
@@ -69,3 +72,24 @@ def test_the_first_end_of_text_counts(ids: list[int], place: int, tmp_path: Path
 
 def test_a_checkpoint_without_its_texts_config_is_refused(tmp_path: Path) -> None:
     refused(change_config(whole(tmp_path), text_config=None), CheckpointError, "has no text_config")
+
+
+def test_only_clip_has_parts_that_were_written_again() -> None:
+    raw = {"architectures": ["SiglipModel"], "vision_config": {"num_attention_heads": 4}}
+    translate = SIGLIP_VISION.family.translate
+    assert translate is not None
+    assert translate({**raw, "vision_config_dict": {"num_attention_heads": 2}})["num_attention_heads"] == 4
+
+
+@pytest.mark.parametrize("part", ["text", "vision"])
+def test_a_part_that_early_versions_wrote_again_wins_with_its_defaults(part: str, tmp_path: Path) -> None:
+    """``CLIPConfig`` takes QuickGELU, the default, where the second writing names no activation."""
+    folder, sizes = whole(tmp_path), {**(_TEXT if part == "text" else _IMAGE), "num_attention_heads": 2}
+    own = {**sizes, "hidden_act": "gelu", "num_attention_heads": 1}
+    change_config(folder, **{f"{part}_config": own, f"{part}_config_dict": sizes})
+    translate = (FAMILY if part == "text" else VISION.family).translate
+    assert translate is not None
+    found = translate(json.loads((folder / "config.json").read_bytes()))
+    expected = getattr(transformers.CLIPConfig.from_pretrained(folder), f"{part}_config")
+    assert (found["hidden_act"], found["num_attention_heads"]) == ("quick_gelu", 2)
+    assert all(found[key] == getattr(expected, key) for key in ("hidden_act", *sizes) if key != "projection_dim")
