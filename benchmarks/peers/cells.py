@@ -68,7 +68,7 @@ def measure(cell: Cell, sides: Sequence[Side], prose: Prose, repetitions: int) -
     sizes: dict[str, int] = {}
     refusing: set[str] = set()
     for side in (side for side in sides if side.is_server or not cell.servers_only):
-        with _noting_refusal(cell, side, refusing):
+        with _noting_refusal(cell.name, side, refusing):
             sizes[side.peer.name] = _size(cell, side, warm)
     sides = [side for side in sides if side.peer.name in sizes]
     found: dict[str, list[tuple[Timed, float]]] = {side.peer.name: [] for side in sides}
@@ -77,18 +77,18 @@ def measure(cell: Cell, sides: Sequence[Side], prose: Prose, repetitions: int) -
         for side in (side for side in in_order if side.peer.name not in refusing):
             time.sleep(_SETTLE_S)
             some = requests[: sizes[side.peer.name]]
-            with _noting_refusal(cell, side, refusing):
+            with _noting_refusal(cell.name, side, refusing):
                 found[side.peer.name].append(with_foreign_load(partial(_run, cell, side, some)))
     return {name: _summary(timed) for name, timed in found.items() if name not in refusing}
 
 
 @contextmanager
-def _noting_refusal(cell: Cell, side: Side, refusing: set[str]) -> Iterator[None]:
+def _noting_refusal(cell: str, side: Side, refusing: set[str]) -> Iterator[None]:
     try:
         yield
     except SystemExit as refusal:
         refusing.add(side.peer.name)
-        print(f"{side.peer.name}: not measured in {cell.name}: {refusal}", flush=True)
+        print(f"{side.peer.name}: not measured in {cell}: {refusal}", flush=True)
 
 
 def _requests(cell: Cell, prose: Prose, count: int) -> list[Any]:
@@ -130,15 +130,17 @@ def beside_bulk(sides: Sequence[Side], prose: Prose, repetitions: int) -> dict[s
     found: dict[str, dict[str, list[Any]]] = {
         side.peer.name: {"alone": [], "beside": [], "bulk": [], "foreign": []} for side in servers
     }
+    refusing: set[str] = set()
     for number, in_order in turns(servers, repetitions):
         singles = [[text] for text in prose.take(round(2 * BESIDE_RATE * BESIDE_S), SHORT)]
         bulk = [*groups(prose.take(32 * 400, PASSAGES), 32)]
-        for side in in_order:
-            one, foreign = with_foreign_load(partial(_beside, side, singles, bulk, number))
-            rows = found[side.peer.name]
-            for name, value in {**one, "foreign": foreign}.items():
-                rows[name].append(value)
-    return {name: _beside_summary(rows) for name, rows in found.items()}
+        for side in (side for side in in_order if side.peer.name not in refusing):
+            with _noting_refusal("beside-bulk", side, refusing):
+                one, foreign = with_foreign_load(partial(_beside, side, singles, bulk, number))
+                rows = found[side.peer.name]
+                for name, value in {**one, "foreign": foreign}.items():
+                    rows[name].append(value)
+    return {name: _beside_summary(rows) for name, rows in found.items() if name not in refusing}
 
 
 def _beside(

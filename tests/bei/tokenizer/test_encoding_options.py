@@ -165,11 +165,13 @@ def test_an_expansion_fills_up_what_is_short_and_changes_nothing_else(
         assert after.spans.special[before.num_tokens :].all()
 
 
-def test_a_hypothesis_is_not_cut_and_must_leave_room_for_a_text(tokenizer_path: Path) -> None:
+def test_a_hypothesis_is_not_cut_and_must_leave_room_for_a_text(tmp_path: Path) -> None:
     """``only_first`` of the library, as transformers' zero-shot pipeline asks."""
     tokenizer = tiny_tokenizer()
     tokenizer.enable_truncation(12, strategy="only_first")
-    encoder, options = TextEncoder(tokenizer_path, 12), EncodingOptions(whole_second=True)
+    path = tmp_path / "tokenizer.json"
+    tiny_tokenizer().save(str(path))
+    encoder, options = TextEncoder(path, 12), EncodingOptions(whole_second=True)
     for first in ("hello " * 30, "hello"):
         for second in ("world " * 7, "world"):
             (found,) = encoder.encode([(first, second)], options)
