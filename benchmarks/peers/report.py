@@ -233,7 +233,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
             parts += [f"<h3>{safe(cell.title)}</h3>", _bars(f"{model}-{cell.name}", cell.title, rates)]
         for title, header, rows in tables(measured):
             cells: list[list[Cell]] = [
-                [(value, column > 0 and _is_number(value)) for column, value in enumerate(row)] for row in rows
+                [(value, column > 0 and (not value or _is_number(value))) for column, value in enumerate(row)]
+                for row in rows
             ]
             parts.append(table(title, header, cells))
     return document("bei beside others", parts, _STYLE)
