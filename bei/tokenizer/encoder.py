@@ -72,7 +72,7 @@ class EncodingOptions:
     text, left out of the mean pooling. ``kept``: prefix and suffix of every text, which truncation preserves.
     ``labels``: inputs are texts whose words are read behind labels; words that do not fit are left out. ``question``:
     inputs are texts, read behind a question and its options. ``continues``: of pairs, the second text continues the
-    first, and its tokens alone are scored (``Encoding.num_unpooled``). ``whole_second``: it is never cut.
+    first, and its tokens alone are scored (``Encoding.num_unpooled``). ``whole_second``: it is not cut if it fits.
     """
 
     truncate: bool | None = None
@@ -400,10 +400,10 @@ class TextEncoder:
             )
         if any(options.kept) and sum(len(part.ids) for part in parts) > room:
             return self._between(parts[0], room, layout, options, tokenize)
-        lengths = [len(part.ids) for part in parts]
-        kept = kept_lengths(lengths, room, whole_second=options.whole_second)
-        if len(set(kept)) == 2 and min(kept) == room // 2 and not options.whole_second:  # the longer one keeps one more
-            kept = kept_lengths(self._compared(parts, self._limit(options), tokenize), room)
+        cut = partial(kept_lengths, room=room, whole_second=options.whole_second)
+        kept = cut([len(part.ids) for part in parts])
+        if len(set(kept)) == 2 and min(kept) == room // 2:  # of two long texts, the longer one keeps one more
+            kept = cut(self._compared(parts, self._limit(options), tokenize))
         cuts = [
             slice(0, num_kept) if options.direction != "left" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)

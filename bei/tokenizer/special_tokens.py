@@ -90,18 +90,12 @@ def framed_layout(tokenizer: Tokenizer, frame: TextFrame) -> Layout:
 
 def kept_lengths(lengths: Seq[int], room: int, *, whole_second: bool = False) -> list[int]:
     """The number of tokens each of one or two texts keeps: the longer one is cut first (the library's
-    ``longest_first``), or the first one alone (``only_first``). Raises InvalidRequestError where the second one leaves
-    no room for that."""
+    ``longest_first``), or the first one alone (``only_first``) unless the second one leaves no room for it."""
     if sum(lengths) <= room:
         return list(lengths)
     if len(lengths) == 1:
         return [room]
-    if whole_second:
-        if lengths[1] >= room:
-            raise InvalidRequestError(
-                f"A label in its hypothesis leaves no room for a text: they have {room} tokens together. Shorten it.",
-                "labels",
-            )
+    if whole_second and lengths[1] < room:
         return [room - lengths[1], lengths[1]]
     shorter = min(*lengths, room // 2)
     return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
