@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from bei.bulk.folder import JobFolder
+from bei.bulk.sources.arrow_types import with_changed_parts
 from bei.errors import ConfigError, JobInputError
 
 if TYPE_CHECKING:
@@ -253,17 +254,7 @@ def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         plain = _without_nanoseconds(kind.value_type)
         return kind if plain == kind.value_type else plain
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)), kind.list_size)
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_without_nanoseconds(kind.key_type), _without_nanoseconds(kind.item_type))
-    return kind
+    return with_changed_parts(kind, _without_nanoseconds)
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:

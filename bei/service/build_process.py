@@ -92,7 +92,7 @@ def main() -> None:
         lack = None if isinstance(error, errors.ConfigError) else scarce_resource(error)
         known = next(one for one in type(error).__mro__ if hasattr(errors, one.__name__))
         failure = (known.__name__, lack or str(error))
-    except Exception as error:
+    except Exception as error:  # a border: a bug of the build is an error of the server, with its traceback in the log
         if (lack := scarce_resource(error)) is None and not isinstance(error, OSError):
             traceback.print_exc()
         failure = (errors.BuildError.__name__, lack or f"The build has failed ({type(error).__name__}: {error}).")

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from bei.bulk.sources.arrow_types import with_changed_parts
 from bei.bulk.sources.kinds import ColumnKinds, kinds_of
 from bei.bulk.sources.rows import Columns, RowPlace, RowRange, Rows
 from bei.errors import JobInputError
@@ -229,19 +230,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return _plain(kind.value_type)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return pa.string() if pa.types.is_string_view(kind) else pa.binary()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _plain(kind.value_type), kind.ordered)
-    return kind
+    return with_changed_parts(kind, _plain)
 
 
 def _checked_plain(field: pa.Field) -> pa.DataType:
